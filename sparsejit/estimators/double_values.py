@@ -25,6 +25,8 @@ from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.values import Array, Element, Value
 
 DOUBLE = Element.FLOAT64
+_LOST = 5e-7  # largest error of results, of the largest, by rounding in float64
+_SOME = 64  # rows of a fit whose results tell how large results are
 _MANY = 16  # sums of a product for which lanes across sums are faster than lanes along inputs
 MOST_KNOWN = 1 << 24  # most numbers of the rows of a fit: 128 MB of float64
 
@@ -78,6 +80,20 @@ def check_rows(owner: Any, known: Array) -> None:
         raise InvalidInput(
             f"the {type(owner).__name__} has {len(known)} rows of {known.shape[1]} features, more "
             f"than {MOST_KNOWN:,} numbers; fit it to fewer rows"
+        )
+
+
+def check_digits(owner: Any, weights: Array, known: Array) -> None:
+    """Raise InvalidInput where float64 loses the digits of a sum of kernel functions.
+
+    The library's own results then depend on the order of its sums.
+    """
+    lost = float(np.abs(weights).sum(axis=1).max(initial=0.0)) * 2.0**-52
+    largest = float(np.abs(owner.predict(known[:_SOME])).max(initial=0.0))
+    if lost > _LOST * largest:
+        raise InvalidInput(
+            f"the {type(owner).__name__} has weights that sum to {lost * 2.0**52:.0e}, so that its "
+            f"results of about {largest:.0e} have no digits left; fit it with a larger alpha"
         )
 
 

@@ -13,6 +13,7 @@ from numpy.polynomial import chebyshev
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.double_values import (
     KernelFunction,
+    check_digits,
     check_rows,
     distances,
     double_formula,
@@ -165,6 +166,7 @@ def gaussian_regressor(estimator: Any) -> dict[str, Write]:
     check_rows(estimator, known)
     _check_size(estimator, weights.size)
     check_held(estimator, "its targets", bias)
+    check_digits(estimator, weights, known)
 
     def predict(writer: EstimatorWriter) -> Value:
         values = kernel_of_process(writer, estimator.kernel_, known)

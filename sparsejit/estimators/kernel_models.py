@@ -18,6 +18,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.coupling import coupled, pair_probabilities
 from sparsejit.estimators.double_values import (
     KernelFunction,
+    check_digits,
     check_rows,
     dense_array,
     double_formula,
@@ -183,6 +184,8 @@ def _kernel_ridge(estimator: Any) -> dict[str, Write]:
     dual = np.asarray(estimator.dual_coef_, np.float64)
     weights = np.atleast_2d(dual.T)
     check_held(estimator, "its coefficients", weights)
+    if not kernel.is_linear:
+        check_digits(estimator, weights, known)
 
     def predict(writer: EstimatorWriter) -> Value:
         bias = np.zeros(len(weights))

@@ -26,9 +26,9 @@ DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
 MAPPING = frozenset(
     """
     BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA FeatureAgglomeration
-    GaussianRandomProjection KMeans KernelPCA LinearDiscriminantAnalysis MiniBatchKMeans
-    MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical PLSRegression PLSSVD
-    RBFSampler SparsePCA SparseRandomProjection
+    GaussianRandomProjection KMeans KernelCenterer KernelPCA LinearDiscriminantAnalysis
+    MiniBatchKMeans MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical
+    PLSRegression PLSSVD RBFSampler SparsePCA SparseRandomProjection
     """.split()
 )
 # Estimators that predict with an inner estimator, and its attribute.

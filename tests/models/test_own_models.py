@@ -23,7 +23,8 @@ from sklearn.discriminant_analysis import (
 )
 from sklearn.ensemble import StackingClassifier, VotingClassifier
 from sklearn.exceptions import NotFittedError
-from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.naive_bayes import CategoricalNB, GaussianNB
@@ -193,6 +194,22 @@ REFUSED = {
 def test_what_has_no_code_is_refused_with_a_remedy(message: str) -> None:
     estimator = REFUSED[message].fit(X, CLASSES)
     with pytest.raises(InvalidInput, match=message):
+        sparsejit.compile(estimator)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        KernelRidge(alpha=1e-13, kernel="rbf", gamma=0.1),
+        GaussianProcessRegressor(2.0 * RBF(2.0), alpha=1e-13, optimizer=None),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_sums_that_float64_does_not_hold_are_refused(estimator: Any) -> None:
+    """Noise is fitted to the last digit, by weights that cancel."""
+    rows = np.random.default_rng(0).uniform(0, 3, (60, 1))
+    estimator.fit(rows, np.random.default_rng(1).standard_normal(60))
+    with pytest.raises(InvalidInput, match="a larger alpha"):
         sparsejit.compile(estimator)
 
 
