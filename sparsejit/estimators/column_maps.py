@@ -83,6 +83,12 @@ def _linear_discriminant(estimator: Any) -> dict[str, Write]:
     }
 
 
+def _kernel_centred(estimator: Any) -> _Map:
+    """k - mean(k) - rows + mean(rows), where `rows` are the means of the fit's kernels."""
+    count = len(estimator.K_fit_rows_)
+    return np.eye(count) - 1 / count, estimator.K_fit_rows_
+
+
 def _discriminants(estimator: Any) -> Write | None:
     """The function that writes a linear discriminant's columns; None with solver='lsqr'."""
     if estimator.solver == "lsqr":
@@ -98,6 +104,7 @@ _MAPS: dict[str, Callable[[Any], _Map]] = {
     "FastICA": _independent,
     "FeatureAgglomeration": _pooled,
     "GaussianRandomProjection": lambda each: _no_centre(each.components_),
+    "KernelCenterer": _kernel_centred,
     "MiniBatchSparsePCA": _ridge,
     "NeighborhoodComponentsAnalysis": lambda each: _no_centre(each.components_),
     "PLSCanonical": _rotated,

@@ -25,6 +25,9 @@ from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.values import Array, Element, Value
 
 DOUBLE = Element.FLOAT64
+_LOST = 5e-7  # largest error of results, of the largest, by rounding in float64
+_SOME = 64  # rows of a fit whose results tell how large results are
+_MANY = 16  # sums of a product for which lanes across sums are faster than lanes along inputs
 MOST_KNOWN = 1 << 24  # most numbers of the rows of a fit: 128 MB of float64
 
 
@@ -80,10 +83,37 @@ def check_rows(owner: Any, known: Array) -> None:
         )
 
 
+def check_digits(owner: Any, weights: Array, known: Array) -> None:
+    """Raise InvalidInput where float64 loses the digits of a sum of kernel functions.
+
+    The library's own results then depend on the order of its sums.
+    """
+    lost = float(np.abs(weights).sum(axis=1).max(initial=0.0)) * 2.0**-52
+    largest = float(np.abs(owner.predict(known[:_SOME])).max(initial=0.0))
+    if lost > _LOST * largest:
+        raise InvalidInput(
+            f"the {type(owner).__name__} has weights that sum to {lost * 2.0**52:.0e}, so that its "
+            f"results of about {largest:.0e} have no digits left; fit it with a larger alpha"
+        )
+
+
 def distances(writer: EstimatorWriter, x: Value, known: Array, measure: Measure) -> Value:
     """Distances of x to known rows, float64 (batch, rows)."""
     rows = writer.constant(np.asarray(known, np.float64), "rows", DOUBLE)
     return writer.at("distances").one(Distances(measure, x.type.element), x, rows)
+
+
+def many_products(
+    writer: EstimatorWriter, x: Value, weights: Array, bias: Array, name: str
+) -> Value:
+    """x weights^T + bias in float64; many sums become lanes, as rows of a fit do."""
+    if len(weights) < _MANY:
+        return writer.product_of(x, weights, bias, name)
+    found = distances(writer, x, weights, Measure.PRODUCT)
+    if not bias.any():
+        return found
+    f = double_formula(writer, name)
+    return f.finish(f("add", found, writer.constant(bias[None], f"{name}.bias", DOUBLE)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,11 @@ from numpy.polynomial import chebyshev
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.double_values import (
     KernelFunction,
+    check_digits,
     check_rows,
     distances,
     double_formula,
+    many_products,
     place_of_largest,
     power,
     scaled_columns,
@@ -164,6 +166,7 @@ def gaussian_regressor(estimator: Any) -> dict[str, Write]:
     check_rows(estimator, known)
     _check_size(estimator, weights.size)
     check_held(estimator, "its targets", bias)
+    check_digits(estimator, weights, known)
 
     def predict(writer: EstimatorWriter) -> Value:
         values = kernel_of_process(writer, estimator.kernel_, known)
@@ -245,7 +248,7 @@ def _second_class(writer: EstimatorWriter, part: Any) -> Value:
     values = kernel_of_process(writer, part.kernel_, np.asarray(part.X_train_, np.float64))
     mean = _latent_mean(writer, values, part)
     rows = np.linalg.solve(part.L_, np.diag(part.W_sr_))
-    v = writer.product_of(values, rows, np.zeros(len(rows)), "latent variance")
+    v = many_products(writer, values, rows, np.zeros(len(rows)), "latent variance")
     own = float(part.kernel_.diag(part.X_train_[:1])[0])
     f = double_formula(writer, "variance")
     variance = f.finish(f("sub", own, f("row_sum", f("square", v))), shape=v.shape)

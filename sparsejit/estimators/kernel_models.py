@@ -18,12 +18,14 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.coupling import coupled, pair_probabilities
 from sparsejit.estimators.double_values import (
     KernelFunction,
+    check_digits,
     check_rows,
     dense_array,
     double_formula,
     flat,
     inliers,
     kernel_of,
+    many_products,
     place_of_largest,
     single,
 )
@@ -42,7 +44,7 @@ def weighted_kernels(
     """K(x, known) weights^T + bias, float64; a linear kernel becomes one product."""
     if kernel.is_linear:
         return writer.product(weights @ known, bias, "scores")
-    return writer.product_of(kernel.of(writer, known), weights, bias, "scores")
+    return many_products(writer, kernel.of(writer, known), weights, bias, "scores")
 
 
 def _svm_scores(estimator: Any) -> Callable[[EstimatorWriter], Value]:
@@ -182,6 +184,8 @@ def _kernel_ridge(estimator: Any) -> dict[str, Write]:
     dual = np.asarray(estimator.dual_coef_, np.float64)
     weights = np.atleast_2d(dual.T)
     check_held(estimator, "its coefficients", weights)
+    if not kernel.is_linear:
+        check_digits(estimator, weights, known)
 
     def predict(writer: EstimatorWriter) -> Value:
         bias = np.zeros(len(weights))

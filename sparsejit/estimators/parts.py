@@ -46,9 +46,9 @@ SINGLE_TREES = frozenset(
 MAPPING = frozenset(
     """
     BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA FeatureAgglomeration
-    GaussianRandomProjection KMeans KernelPCA LinearDiscriminantAnalysis MiniBatchKMeans
-    MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical PLSRegression PLSSVD
-    RBFSampler SparsePCA SparseRandomProjection
+    GaussianRandomProjection KMeans KernelCenterer KernelPCA LinearDiscriminantAnalysis
+    MiniBatchKMeans MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical
+    PLSRegression PLSSVD RBFSampler SparsePCA SparseRandomProjection
     """.split()
 )
 # Estimators that predict with an inner estimator, and its attribute.

@@ -19,7 +19,7 @@ class ModelKind:
     """A class of scikit-learn, its parameters at random, and its data.
 
     `target`: "classes", "two", "numbers", "several" numbers, "positive" ones, or "none". `data`:
-    "plain" numbers, "counts", "codes" of categories, or "one" column.
+    "plain" numbers, "counts", "codes" of categories, a "kernel" of samples, or "one" column.
     """
 
     path: str
@@ -45,6 +45,8 @@ class ModelKind:
             return np.round(3 * np.abs(X))
         if self.data == "codes":
             return np.minimum(np.round(2 * np.abs(X)), 4)
+        if self.data == "kernel":
+            return X @ X.T
         if self.data == "one":
             return X[:, :1]
         return X + generator.choice([0, 0, 20])
@@ -226,6 +228,7 @@ MODEL_KINDS = (
         for name in ("CCA", "PLSCanonical", "PLSRegression", "PLSSVD")
     ),
     ModelKind("cross_decomposition.PLSRegression", "numbers", _chosen(n_components=[1, 2])),
+    ModelKind("preprocessing.KernelCenterer", "none", data="kernel"),
     ModelKind("decomposition.FastICA", "none", _COMPONENTS),
     ModelKind("decomposition.FactorAnalysis", "none", _COMPONENTS),
     ModelKind("decomposition.SparsePCA", "none", _COMPONENTS),
