@@ -43,6 +43,7 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
+from sparsejit.estimators.text import text_of
 from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
@@ -93,9 +94,11 @@ class ReadEstimator:
 def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     estimator = held(estimator)
-    first = chains_of(estimator)[0][0]
+    text = text_of(estimator)
+    counted = estimator if text is None else text.estimator
+    first = chains_of(counted)[0][0]
     features = features_of(first.estimator if isinstance(first, Stack) else first)
-    found = lifted(estimator, features)
+    found = lifted(counted, features)
     chains = chains_of(found.estimator)
     forests: _Forests = {}
     for chain in chains:
@@ -104,6 +107,11 @@ def read_estimator(estimator: Any) -> ReadEstimator:
             forests[id(chain[-1])] = _forest_of(chain)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
     left_out = left_out_of(chains, found.width)
+    if text is not None and left_out is not LeftOut.ZERO:
+        raise InvalidInput(
+            f"the {type(chains[0][-1]).__name__} takes zeros of a sparse matrix for missing, or "
+            "takes none; let another model read counts of texts"
+        )
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
@@ -114,6 +122,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         left_out,
         found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
         word_columns_of(found, chains),
+        None if text is None else text.reader,
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}

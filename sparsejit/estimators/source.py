@@ -7,16 +7,18 @@
      "frames": bool, "words": null or {"read": [bool for each feature], "codes": bool,
      "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
      "step": name}, ...]},
-     "classes": labels, "labels": labels, "columns": labels,
+     "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
+     "text": null or the fields of a TextReader,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
-"dtype" ends with " sparse" for a sparse X; files of 1.0 have no "left_out", "frames" and "words". A
-code is a number, "nan", or null where the word is refused. Labels are null or
-{"dtype": ..., "values": [...]}; NaN among them is null.
+"dtype" ends with " sparse" for a sparse X; files of 1.0 lack "left_out",
+"frames", "words", "outputs" and "text". A code is a number, "nan", or null where the word is
+refused. Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from sparsejit.estimators.graphs import read_estimator
 from sparsejit.estimators.inputs import EstimatorInput, Refusals
 from sparsejit.estimators.left_out_zeros import LeftOut
 from sparsejit.estimators.parts import held
+from sparsejit.estimators.text import ACCENTS, ANALYSERS, TextReader
 from sparsejit.estimators.words import WordColumn, WordColumns
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
@@ -49,7 +52,7 @@ _WORDS = (str, bool, int, float, type(None))  # types of words that are saved
 _KINDS = "biufU"  # kinds of numpy dtypes that labels may have
 _FLAGS = ("int64", "float64")
 _SPARSE = " sparse"
-_NEWER = ("left_out", "frames", "words")  # fields that files of 1.0 lack
+_NEWER = ("left_out", "frames", "words", "outputs", "text")  # fields that files of 1.0 lack
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,7 @@ class EstimatorSource:
 
     `graphs` are the methods' graphs before all passes, for `tile` samples, by the `x_kind` of X and
     the method's name. `predict` returns `labels` by index; for several labels, `flags` is the dtype
-    of its result.
+    of its result. `outputs` are the columns of the frame that `transform` returns, None for arrays.
     """
 
     input: EstimatorInput
@@ -71,6 +74,7 @@ class EstimatorSource:
     labels: Array | None
     flags: str
     columns: Array | None
+    outputs: Array | None = None
 
 
 def x_kind(dtype: str, is_sparse: bool) -> str:
@@ -102,7 +106,22 @@ def source_of(
         labels,
         np.dtype(flags).name,
         getattr(estimator, "feature_names_in_", None),
+        _frame_of(held(estimator)) if "transform" in next(iter(read.writes.values())) else None,
     )
+
+
+def _frame_of(estimator: Any) -> Array | None:
+    """The columns of the frame that `transform` returns, as `set_output` asks for."""
+    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    asked = getattr(last, "_sklearn_output_config", {}).get("transform")
+    if asked in (None, "default"):
+        return None
+    if asked != "pandas":
+        raise InvalidInput(
+            f"the {type(last).__name__} returns frames of {asked}; call set_output(transform="
+            "'pandas') or 'default'"
+        )
+    return np.asarray(estimator.get_feature_names_out(), object)
 
 
 def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]:
@@ -134,6 +153,8 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "labels": _labels_to_data(source.labels),
         "columns": _labels_to_data(source.columns),
         "words": _words_to_data(rules.words),
+        "outputs": _labels_to_data(source.outputs),
+        "text": None if rules.text is None else asdict(rules.text),
         "methods": methods,
     }
     return header, writer.tensors
@@ -180,13 +201,15 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         left_out,
         header.get("frames", True) is True,
         words,
+        _text_from_data(header.get("text"), width),
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
     classes, labels, columns = arrays
     dtypes = _dtypes_from_data(free["dtypes"])
     return EstimatorSource(
-        rules, kept, dtypes, tile, shared, graphs, classes, labels, flags, columns
+        *(rules, kept, dtypes, tile, shared, graphs, classes, labels, flags, columns),
+        _labels_from_data(header.get("outputs")),
     )
 
 
@@ -317,6 +340,29 @@ def _word_column(data: Any, features: int) -> WordColumn:
         raise DamagedFile(f"has words of feature {feature} of {features} without their codes")
     named = dict(zip(words, known, strict=True))
     return WordColumn(feature, named, of_nan, others, step)
+
+
+def _text_from_data(data: Any, width: int) -> TextReader | None:
+    if data is None:
+        return None
+    kinds = {
+        "words": list, "analyser": str, "pattern": str, "least": int, "most": int,
+        "stop_words": list, "is_lower": bool, "is_binary": bool, "is_sublinear": bool,
+    }
+    rest = {key: value for key, value in data.items() if key != "accents"}
+    words, analyser, pattern, least, most, stops, *flags = fields_of(rest, **kinds)
+    accents = data.get("accents")
+    if not all(type(word) is str for word in (*words, *stops)) or len(words) != width:
+        raise DamagedFile(f"counts {len(words)} words for {width} columns")
+    if analyser not in ANALYSERS or accents not in ACCENTS or not 0 < least <= most:
+        raise DamagedFile(f"counts texts by {analyser!r}, from {least} to {most}, {accents!r}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise DamagedFile(f"has the pattern {pattern!r} of tokens ({error})") from error
+    is_lower, is_binary, is_sublinear = flags
+    named = tuple(words), analyser, pattern, least, most, tuple(stops), accents
+    return TextReader(*named, is_lower, is_binary, is_sublinear)
 
 
 def _code_from_data(code: Any) -> float | None:
