@@ -36,7 +36,7 @@ from sparsejit.estimators.graphs import read_estimator
 from sparsejit.estimators.inputs import EstimatorInput, Refusals
 from sparsejit.estimators.left_out_zeros import LeftOut
 from sparsejit.estimators.parts import held
-from sparsejit.estimators.text import ACCENTS, ANALYSERS, TextReader
+from sparsejit.estimators.text import ACCENTS, ANALYSERS, WEIGHT_NORMS, TextReader
 from sparsejit.estimators.words import WordColumn, WordColumns
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
@@ -154,7 +154,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "columns": _labels_to_data(source.columns),
         "words": _words_to_data(rules.words),
         "outputs": _labels_to_data(source.outputs),
-        "text": None if rules.text is None else asdict(rules.text),
+        "text": _text_to_data(rules.text),
         "methods": methods,
     }
     return header, writer.tensors
@@ -342,27 +342,39 @@ def _word_column(data: Any, features: int) -> WordColumn:
     return WordColumn(feature, named, of_nan, others, step)
 
 
+def _text_to_data(text: TextReader | None) -> Any:
+    if text is None:
+        return None
+    fields = asdict(text)
+    return {name: list(each) if type(each) is tuple else each for name, each in fields.items()}
+
+
 def _text_from_data(data: Any, width: int) -> TextReader | None:
     if data is None:
         return None
     kinds = {
         "words": list, "analyser": str, "pattern": str, "least": int, "most": int,
         "stop_words": list, "is_lower": bool, "is_binary": bool, "is_sublinear": bool,
+        "weights": list, "norm": str,
     }
     rest = {key: value for key, value in data.items() if key != "accents"}
-    words, analyser, pattern, least, most, stops, *flags = fields_of(rest, **kinds)
+    words, analyser, pattern, least, most, stops, *others = fields_of(rest, **kinds)
+    is_lower, is_binary, is_sublinear, weights, norm = others
     accents = data.get("accents")
     if not all(type(word) is str for word in (*words, *stops)) or len(words) != width:
         raise DamagedFile(f"counts {len(words)} words for {width} columns")
     if analyser not in ANALYSERS or accents not in ACCENTS or not 0 < least <= most:
         raise DamagedFile(f"counts texts by {analyser!r}, from {least} to {most}, {accents!r}")
+    if norm not in WEIGHT_NORMS or not all(type(weight) is float for weight in weights):
+        raise DamagedFile(f"weights texts by the norm {norm!r}, or by things that are no numbers")
+    if len(weights) not in (0, width):
+        raise DamagedFile(f"has {len(weights)} weights of {width} words")
     try:
         re.compile(pattern)
     except re.error as error:
         raise DamagedFile(f"has the pattern {pattern!r} of tokens ({error})") from error
-    is_lower, is_binary, is_sublinear = flags
     named = tuple(words), analyser, pattern, least, most, tuple(stops), accents
-    return TextReader(*named, is_lower, is_binary, is_sublinear)
+    return TextReader(*named, is_lower, is_binary, is_sublinear, tuple(weights), norm)
 
 
 def _code_from_data(code: Any) -> float | None:

@@ -1,10 +1,11 @@
 """Texts as counts of their words or characters, as scikit-learn's vectorisers count.
 
     text_of      the reader of a pipeline's first step, and the pipeline behind it
-    TextReader   texts -> counts (texts, vocabulary)
+    TextReader   texts -> counts or weights (texts, vocabulary)
 
 Tokens are found by Python's regular expressions; the count of each token of the vocabulary is one
-column of X, which the compiled model reads. A TfidfTransformer is a scaler and a Normalizer.
+column of X, which the compiled model reads. Counts that are not zero are weighted as by a
+TfidfTransformer, in its order of operations, to the last bit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,7 @@ _SPACES = re.compile(r"\s\s+")
 _OWN_CODE = ("preprocessor", "tokenizer")
 ANALYSERS = ("char", "char_wb", "word")
 ACCENTS = (None, "ascii", "unicode")
+WEIGHT_NORMS = ("", "l1", "l2", "max")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,8 @@ class TextReader:
     """The rules by which texts are counted; all are options of a CountVectorizer.
 
     `words` are the vocabulary, by column. `is_binary` counts a token once, `is_sublinear` replaces
-    a count n by 1 + log(n).
+    a count n by 1 + log(n). Then a count is multiplied by the frequency of its word in `weights`,
+    and all of a text divided by their `norm`, "l1", "l2", "max" or "".
     """
 
     words: tuple[str, ...]
@@ -47,9 +50,11 @@ class TextReader:
     is_lower: bool
     is_binary: bool
     is_sublinear: bool
+    weights: tuple[float, ...]
+    norm: str
 
     def read(self, texts: Any) -> Array:
-        """The counts of texts, float64. Raises InvalidInput for things that are no texts."""
+        """The weighted counts of texts, float64. Raises InvalidInput for all other things."""
         if isinstance(texts, str) or getattr(texts, "ndim", 1) != 1:
             raise InvalidInput("X is no list of texts; give several, or one in a list")
         given = list(texts)
@@ -64,14 +69,22 @@ class TextReader:
         if self.is_lower:
             text = text.lower()
         found = Counter(map(self._places.get, self._tokens(_without_accents(text, self.accents))))
-        found.pop(None, None)
-        if not found:
+        own = sorted(place for place in found if place is not None)
+        if not own:
             return
-        numbers = np.fromiter(found.values(), np.float64, len(found))
-        if self.is_binary:
-            numbers[:] = 1
-        places = np.fromiter(found, np.int64, len(found))
-        row[places] = np.log(numbers) + 1 if self.is_sublinear else numbers
+        places = np.array(own)
+        numbers = np.ones(len(places))
+        if not self.is_binary:
+            numbers[:] = [found[place] for place in own]
+        if self.is_sublinear:
+            numbers = np.log(numbers) + 1
+        if self.weights:
+            numbers *= self._weights[places]
+        row[places] = _normed(numbers, self.norm)
+
+    @cached_property
+    def _weights(self) -> Array:
+        return np.array(self.weights)
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -121,6 +134,19 @@ class TextReader:
             yield from (word[at : at + length] for at in range(1, len(word) - length + 1))
 
 
+def _normed(numbers: Array, norm: str) -> Array:
+    """Numbers divided by their norm, which is added up from the first to the last."""
+    if not norm:
+        return numbers
+    if norm == "max":
+        size = np.abs(numbers).max()
+    elif norm == "l1":
+        size = np.add.accumulate(np.abs(numbers))[-1]
+    else:
+        size = np.sqrt(np.add.accumulate(numbers * numbers)[-1])
+    return numbers / size if size else numbers
+
+
 def _without_accents(text: str, accents: str | None) -> str:
     if accents is None or text.isascii():
         return text
@@ -154,15 +180,14 @@ def text_of(estimator: Any) -> ReadText | None:
     weights = first._tfidf if is_weighted else None
     if not is_weighted and rest and type(rest[0]).__name__ == "TfidfTransformer":
         weights, *rest = rest
-    reader = _reader_of(first, bool(weights is not None and weights.sublinear_tf))
-    behind = [*_weighted(weights, len(reader.words)), *rest]
-    if not behind:
-        behind = [FunctionTransformer().fit(np.zeros((1, len(reader.words))))]
+    reader = _reader_of(first, weights)
+    behind = rest or [FunctionTransformer().fit(np.zeros((1, len(reader.words))))]
     named = [(f"step{number}", step) for number, step in enumerate(behind)]
     return ReadText(reader, Pipeline(named))
 
 
-def _reader_of(vectoriser: Any, is_sublinear: bool) -> TextReader:
+def _reader_of(vectoriser: Any, weights: Any) -> TextReader:
+    """The reader of a fitted vectoriser, and of a TfidfTransformer behind it, or None."""
     kind = type(vectoriser).__name__
     own = [name for name in _OWN_CODE if getattr(vectoriser, name) is not None]
     if own or vectoriser.analyzer not in ANALYSERS or callable(vectoriser.strip_accents):
@@ -176,6 +201,7 @@ def _reader_of(vectoriser: Any, is_sublinear: bool) -> TextReader:
         raise InvalidInput(f"the {kind} is not fitted; call its fit(texts) first")
     places = vectoriser.vocabulary_
     least, most = map(int, vectoriser.ngram_range)
+    frequencies = weights.idf_ if weights is not None and weights.use_idf else ()
     return TextReader(
         tuple(sorted(places, key=lambda word: int(places[word]))),
         str(vectoriser.analyzer),
@@ -184,19 +210,7 @@ def _reader_of(vectoriser: Any, is_sublinear: bool) -> TextReader:
         vectoriser.strip_accents,
         bool(vectoriser.lowercase),
         bool(vectoriser.binary),
-        is_sublinear,
+        bool(weights is not None and weights.sublinear_tf),
+        tuple(np.asarray(frequencies, np.float64).tolist()),
+        "" if weights is None else weights.norm or "",
     )
-
-
-def _weighted(weights: Any, features: int) -> Sequence[Any]:
-    """The steps of a TfidfTransformer: a scaler by the inverse frequencies, and a norm of rows."""
-    from sklearn.preprocessing import MaxAbsScaler, Normalizer
-
-    steps: list[Any] = []
-    if weights is not None and weights.use_idf:
-        scaler = MaxAbsScaler().fit(np.ones((1, features)))
-        scaler.scale_ = 1 / np.asarray(weights.idf_, np.float64)
-        steps.append(scaler)
-    if weights is not None and weights.norm is not None:
-        steps.append(Normalizer(weights.norm).fit(np.ones((1, features))))
-    return steps

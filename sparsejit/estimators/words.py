@@ -4,7 +4,7 @@
     WordColumns    several such columns, which follow the features of X in the array that is read
 
 A word's code is found in a dict, natively for arrays of objects (`runtime/object_cells.py`). Words
-are what Python finds equal, as in scikit-learn's encoders. Features of words become NaN; no step
+are what Python finds equal, as in scikit-learn's encoders. Features of words become 0; no step
 reads these, since every step that reads words reads a column of codes instead.
 """
 
@@ -131,8 +131,8 @@ class WordColumns:
     @cached_property
     def _table(self) -> Array:
         numbers = [(8 * n, 0, 0, 0) for n in range(self.features)]
-        # A feature of words is read through an empty dict, which makes NaN of all of them.
-        nothing = id(self._nothing), _bits(np.nan), _bits(np.nan)
+        # A feature of words is read through an empty dict, which makes 0 of all of them.
+        nothing = id(self._nothing), _bits(0.0), _bits(0.0)
         rows = [
             row if read else (row[0], *nothing)
             for row, read in zip(numbers, self.is_read.tolist(), strict=True)
@@ -149,7 +149,7 @@ class WordColumns:
 
     def _by_columns(self, columns: Sequence[Any]) -> Array:
         """The array of columns of a frame or of arrays."""
-        array = np.full((len(columns[0]), self.width), np.nan)
+        array = np.zeros((len(columns[0]), self.width))
         for number in np.flatnonzero(self.is_read).tolist():
             array[:, number] = _numbers(columns[number], number)
         objects: dict[int, Array] = {}

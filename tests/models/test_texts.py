@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("sklearn")
+pytest.importorskip("treelite")
 
 from sklearn.decomposition import TruncatedSVD
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
 from sklearn.pipeline import make_pipeline
@@ -89,6 +90,7 @@ PIPELINES = {
     "weights": make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression()),
     "apart": make_pipeline(CountVectorizer(), TfidfTransformer(sublinear_tf=True), Ridge()),
     "descent": make_pipeline(TfidfVectorizer(), SGDClassifier(random_state=0)),
+    "forest": make_pipeline(TfidfVectorizer(), RandomForestClassifier(9, random_state=0)),
     "decomposed": make_pipeline(TfidfVectorizer(), TruncatedSVD(4, random_state=0), Ridge()),
 }
 
@@ -150,6 +152,9 @@ def test_damaged_rules_of_texts_are_refused() -> None:
         {"pattern": "("},
         {"least": 0},
         {"stop_words": [1]},
+        {"norm": "l3"},
+        {"weights": [1.0]},
+        {"weights": [None] * len(own["words"])},
     ):
         with pytest.raises(DamagedFile):
             read_estimator_file({**header, "text": {**own, **changed}}, tensors)
