@@ -206,7 +206,8 @@ class CompiledEstimator(Compiled):
         Values that the estimator refuses raise nothing. Otherwise it is as `CompiledModel.bind`.
 
         Args:
-            X: (samples, n_features_in_), float32, or float64 where the estimator reads that
+            X: (samples, n_features_in_), float32, or float64 where the estimator reads that;
+                columns of codes follow the features where steps read words
             result: float32, with the shape of the method's result. For `predict` of a classifier
                 int64, indices into `classes_`, or bool for several labels.
             method: a name in `methods`; by default the first

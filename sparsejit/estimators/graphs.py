@@ -30,7 +30,7 @@ from sparsejit.estimators.forests import (
 )
 from sparsejit.estimators.inputs import EstimatorInput, Refusals, word_columns_of
 from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
-from sparsejit.estimators.lifting import NumberColumn, lifted
+from sparsejit.estimators.lifting import REPLACED, NumberColumn, lifted
 from sparsejit.estimators.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.estimators.parts import (
     DECOMPOSITIONS,
@@ -43,7 +43,7 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
-from sparsejit.estimators.text import text_of
+from sparsejit.estimators.text import VECTORISERS, text_of
 from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
@@ -97,6 +97,8 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     text = text_of(estimator)
     counted = estimator if text is None else text.estimator
     first = chains_of(counted)[0][0]
+    for *_, last in chains_of(counted):
+        _check_kind(last, _KNOWN | _STEPS | REPLACED)
     features = features_of(first.estimator if isinstance(first, Stack) else first)
     found = lifted(counted, features)
     chains = chains_of(found.estimator)
@@ -233,9 +235,7 @@ def _names_of(estimator: Any) -> tuple[Any, ...] | None:
 def _check_chain(chain: Sequence[Any]) -> None:
     """Raise InvalidInput for a step or estimator that has no graph at its place in the chain."""
     *before, last = chain
-    kind, known = type(last).__name__, type(last).__module__.split(".")[0] == "sklearn"
-    if not is_forest(last) and (not known or kind not in _KNOWN | _STEPS):
-        raise _no_graph(last)
+    _check_kind(last, _KNOWN | _STEPS)
     features_of(last)
     mixing = [number for number, step in enumerate(before) if is_mixing(step)]
     first = mixing[-1] + 1 if mixing else 0
@@ -250,6 +250,13 @@ def _check_chain(chain: Sequence[Any]) -> None:
             f"the {type(before[passing[-1]].estimator).__name__} has passthrough=True, with steps "
             "before the final estimator; give a final estimator without steps"
         )
+
+
+def _check_kind(estimator: Any, known: frozenset[str]) -> None:
+    """Raise InvalidInput unless an estimator is a forest, or of scikit-learn and known by name."""
+    is_own = type(estimator).__module__.split(".")[0] == "sklearn"
+    if not is_forest(estimator) and not (is_own and type(estimator).__name__ in known):
+        raise _no_graph(estimator)
 
 
 def _inside(steps: Sequence[Any]) -> list[Any]:
@@ -278,7 +285,7 @@ def _no_graph(estimator: Any) -> InvalidInput:
     others = FORESTS.get(library) or FORESTS["sklearn"]
     known = others
     if library not in FORESTS or library == "sklearn":
-        known = _KNOWN | _STEPS | ENSEMBLES | others
+        known = _KNOWN | _STEPS | REPLACED | VECTORISERS | ENSEMBLES | others
     return InvalidInput(
         f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
         f"use one of {', '.join(sorted(known))}, alone or in a Pipeline"

@@ -352,6 +352,8 @@ def _text_to_data(text: TextReader | None) -> Any:
 def _text_from_data(data: Any, width: int) -> TextReader | None:
     if data is None:
         return None
+    if type(data) is not dict:
+        raise DamagedFile(f"counts texts by {data!r}")
     kinds = {
         "words": list, "analyser": str, "pattern": str, "least": int, "most": int,
         "stop_words": list, "is_lower": bool, "is_binary": bool, "is_sublinear": bool,

@@ -23,6 +23,7 @@ from sparsejit.runtime.object_cells import REFUSED, cells_reader
 
 # Frames of at most 16 rows become one array of objects; larger ones are read column by column.
 _FEW_ROWS = 16
+_NO_NUMBERS = "cmMSV"  # kinds of dtypes that numpy would turn into float64 all the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +207,11 @@ def _of_categories(column: WordColumn, given: Any) -> Array:
 
 
 def _numbers(values: Any, number: int) -> Array:
-    """A column of numbers as float64; what is missing becomes NaN."""
+    """A column of numbers as float64, with NaN for missing ones. Raises InvalidInput for others."""
+    if getattr(getattr(values, "dtype", None), "kind", "O") in _NO_NUMBERS:
+        raise InvalidInput(
+            f"column {number} of X has dtype {values.dtype}; give real numbers, as float64"
+        )
     try:
         if hasattr(values, "to_numpy"):
             missing = {} if isinstance(values.dtype, np.dtype) else {"na_value": np.nan}

@@ -248,6 +248,11 @@ def test_words_that_cannot_be_read_are_named() -> None:
         compiled.predict(X.assign(words0="purple"))
     with pytest.raises(InvalidInput, match="column 0 of X is no column of numbers"):
         compiled.predict(X.assign(n0="purple"))
+    for odd in (np.datetime64("2020-01-01", "ns"), 1j):
+        with pytest.raises(InvalidInput, match=r"column 0 of X (has dtype|is no column)"):
+            compiled.predict(X.assign(n0=odd)[:3])
+        with pytest.raises(InvalidInput, match="column 0 of X has dtype"):
+            compiled.predict(X.assign(n0=odd))
     with pytest.raises(InvalidInput, match=r"column 2 of X has \[1\]; give strings"):
         compiled.predict(X.assign(words0=[[1]] * ROWS)[:3])
     with pytest.raises(InvalidInput, match=r"X has shape \(1, 2\)"):
