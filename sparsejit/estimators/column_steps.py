@@ -175,6 +175,22 @@ def _numbers(columns: Any, features: int, names: Any) -> Array:
     return np.array([places[name] for name in listed.tolist()], np.int64)
 
 
+_MANY = 16  # categories of a feature
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """Sums (intervals, out) of a feature's category columns, and their sums (out,) for NaN.
+
+    Interval i ends at bound i, which belongs to it.
+    """
+
+    feature: int
+    bounds: Array
+    values: Array
+    missing: Array
+
+
 _NEUTRAL = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, np.nan)  # one for each row of numbers
 
 
@@ -232,6 +248,38 @@ class ColumnScales:
         whole = np.zeros((len(weights), features))
         np.add.at(whole.T, self.source, scaled.T)
         return whole, bias + weights @ offset
+
+    @property
+    def is_category(self) -> Array:
+        """Whether each column compares its feature with a category; an imputer's marks do not."""
+        return (self.numbers[IS_CATEGORY] != 0) & np.isfinite(self.numbers[CENTRE])
+
+    @property
+    def has_many_categories(self) -> bool:
+        """Whether a search for a category takes less time than a comparison with each."""
+        own = self.is_category
+        return int(np.count_nonzero(own)) > _MANY * len(np.unique(self.source[own]))
+
+    def lookups(self, weights: Array) -> list[Lookup]:
+        """The sums of weighted category columns, of each feature by its value.
+
+        `weights` are (out, columns); other columns are left out.
+        """
+        _, scale, shift, low, high, _, missing = self.numbers
+        unlike = np.clip(shift, low, high)
+        more = weights * (np.clip(scale + shift, low, high) - unlike)
+        found = []
+        for feature in np.unique(self.source[self.is_category]).tolist():
+            own = np.flatnonzero(self.is_category & (self.source == feature))
+            known, place = np.unique(self.numbers[CENTRE, own], return_inverse=True)
+            sums = np.zeros((len(known), len(weights)))
+            np.add.at(sums, place, more[:, own].T)
+            base = weights[:, own] @ unlike[own]
+            values = np.tile(base, (2 * len(known) + 1, 1))
+            values[1::2] += sums
+            bounds = np.stack([np.nextafter(known, -np.inf), known], axis=1).ravel()
+            found.append(Lookup(feature, bounds, values, weights[:, own] @ missing[own]))
+        return found
 
     def take(self, columns: Array) -> ColumnScales:
         return replace(self, source=self.source[columns], numbers=self.numbers[:, columns])

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import MethodType
 from typing import Any, Protocol
 
@@ -22,7 +23,13 @@ from sparsejit.api.reports.report import Report
 from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.artefact.sealed import SealedFile
-from sparsejit.errors import CompileError, DamagedFile, InvalidInput, SparseJitError
+from sparsejit.errors import (
+    CompileError,
+    DamagedFile,
+    InvalidInput,
+    MissingDependency,
+    SparseJitError,
+)
 from sparsejit.estimators.forest_rounds import BY_OPTION, Asked, asked_for, with_rounds
 from sparsejit.estimators.forests import LIBRARIES
 from sparsejit.estimators.sklearn_tags import SCORES, sklearn_tags
@@ -47,6 +54,7 @@ def _silent(stage: str, share: float) -> None:
 
 
 _FLOAT32 = np.dtype(np.float32)
+_COUNTS = 1 << 23  # of texts, 64 MiB
 
 
 class Estimator(Protocol):
@@ -89,9 +97,9 @@ class CompiledEstimator(Compiled):
     X is (samples, n_features_in_), an array of numbers or an object that numpy converts to one,
     such as a DataFrame; a Series is one row. It is compared, and scaled, in float64 where the
     library does so. Results are float32 and equal the estimator's to float32's precision; labels
-    are the same. Missing and infinite values are treated, or refused, as in the library. Categories
-    are whole numbers, in frames too. To scikit-learn it is a fitted estimator, whose `fit` and
-    `clone` return itself.
+    are the same. Missing and infinite values are treated, or refused, as in the library. Where
+    `set_output` asked for frames of pandas, `transform` returns these. To scikit-learn it is a
+    fitted estimator, whose `fit` and `clone` return itself.
     """
 
     def __init__(self, source: EstimatorSource, progress: Progress = _silent) -> None:
@@ -287,7 +295,8 @@ class CompiledEstimator(Compiled):
         Values that the estimator refuses raise nothing. Otherwise it is as `CompiledModel.bind`.
 
         Args:
-            X: (samples, n_features_in_), float32, or float64 where the estimator reads that
+            X: (samples, n_features_in_), float32, or float64 where the estimator reads that;
+                columns of codes follow the features where steps read words
             result: float32, with the shape of the method's result. For `predict` of a classifier
                 int64, indices into `classes_`, or bool for several labels.
             method: a name in `methods`; by default the first
@@ -310,12 +319,19 @@ class CompiledEstimator(Compiled):
         Raises:
             InvalidInput: the estimator refuses X, or an option makes no sense
         """
+        if self._input.text is not None and len(X) > self._most_texts:
+            parts = range(0, len(X), self._most_texts)
+            return np.concatenate(
+                [self.run(method, X[first : first + self._most_texts]) for first in parts]
+            )
         x = self._input.read(X)
         if options:
             return self._run_asked(method, x, options)
         key = method, x.dtype, x.shape[1] != self._input.width
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
         (result,) = call(x)
+        if method == "transform" and self._source.outputs is not None:
+            return _framed(result, self._source.outputs, X)
         return result if finish is None else finish(result)
 
     def _run_asked(self, method: str, x: Array, options: dict[str, Any]) -> Any:
@@ -333,6 +349,11 @@ class CompiledEstimator(Compiled):
             each = found.shape[1] // source.rounds
             found = found[:, rounds[0] * each : rounds[1] * each]
         return found
+
+    @property
+    def _most_texts(self) -> int:
+        """The number of texts whose counts are in memory at the same time."""
+        return max(1, _COUNTS // self._input.width)
 
     def _call(self, method: str, dtype: np.dtype[Any], is_sparse: bool) -> _Call:
         variant = self.variant(method, dtype, is_sparse)
@@ -372,6 +393,22 @@ def _labelled_columns(targets: Sequence[Array], places: Array) -> Array:
 def _split(counts: Sequence[int], found: Array) -> list[Array]:
     """The results of each column of y, which lie side by side."""
     return np.split(found, np.cumsum(counts)[:-1], axis=1)
+
+
+def _framed(result: Array, columns: Array, X: Any) -> Any:
+    """The result as a frame with the index of X, as `set_output` asked for."""
+    try:
+        pandas: Any = import_module("pandas")
+    except ImportError as error:
+        raise MissingDependency(
+            f"transform returns a frame ({error}); pip install pandas, or compile the estimator "
+            "after set_output(transform='default')"
+        ) from error
+    if len(columns) != result.shape[1]:  # only in a file that was made up
+        raise DamagedFile(f"has {len(columns)} names for {result.shape[1]} columns; save it again")
+    is_row = getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame")
+    index = [X.name] if is_row else getattr(X, "index", None)
+    return pandas.DataFrame(result, columns=columns, index=index)
 
 
 def _labelled(labels: Array, places: Array) -> Array:

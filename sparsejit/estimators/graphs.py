@@ -35,7 +35,7 @@ from sparsejit.estimators.forests import (
 )
 from sparsejit.estimators.inputs import EstimatorInput, Refusals, word_columns_of
 from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
-from sparsejit.estimators.lifting import NumberColumn, lifted
+from sparsejit.estimators.lifting import REPLACED, NumberColumn, lifted
 from sparsejit.estimators.linear_boosters import is_linear_booster, read_linear_booster
 from sparsejit.estimators.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.estimators.meta_estimators import bag_methods, meta_methods
@@ -56,6 +56,7 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
+from sparsejit.estimators.text import VECTORISERS, text_of
 from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
@@ -108,9 +109,13 @@ class ReadEstimator:
 def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     given, estimator = estimator, held(estimator)
-    first = chains_of(estimator)[0][0]
+    text = text_of(estimator)
+    counted = estimator if text is None else text.estimator
+    first = chains_of(counted)[0][0]
+    for *_, last in chains_of(counted):
+        _check_kind(last, _KNOWN | _STEPS | REPLACED)
     features = features_of(first.estimator if isinstance(first, Stack) else first)
-    found = lifted(estimator, features)
+    found = lifted(counted, features)
     chains = chains_of(found.estimator)
     forests: _Forests = {}
     for chain in chains:
@@ -119,6 +124,11 @@ def read_estimator(estimator: Any) -> ReadEstimator:
             forests[id(chain[-1])] = _forest_of(chain)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
     left_out = left_out_of(chains, found.width)
+    if text is not None and left_out is not LeftOut.ZERO:
+        raise InvalidInput(
+            f"the {type(chains[0][-1]).__name__} takes zeros of a sparse matrix for missing, or "
+            "takes none; let another model read counts of texts"
+        )
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
@@ -129,6 +139,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         left_out,
         found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
         word_columns_of(found, chains),
+        None if text is None else text.reader,
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}
@@ -279,9 +290,7 @@ def _names_of(estimator: Any) -> tuple[Any, ...] | None:
 def _check_chain(chain: Sequence[Any]) -> None:
     """Raise InvalidInput for a step or estimator that has no graph at its place in the chain."""
     *before, last = chain
-    kind, known = type(last).__name__, type(last).__module__.split(".")[0] == "sklearn"
-    if not is_forest(last) and (not known or kind not in _KNOWN | _STEPS):
-        raise _no_graph(last)
+    _check_kind(last, _KNOWN | _STEPS)
     features_of(last)
     mixing = [number for number, step in enumerate(before) if is_mixing(step)]
     first = mixing[-1] + 1 if mixing else 0
@@ -296,6 +305,13 @@ def _check_chain(chain: Sequence[Any]) -> None:
             f"the {type(before[passing[-1]].estimator).__name__} has passthrough=True, with steps "
             "before the final estimator; give a final estimator without steps"
         )
+
+
+def _check_kind(estimator: Any, known: frozenset[str]) -> None:
+    """Raise InvalidInput unless an estimator is a forest, or of scikit-learn and known by name."""
+    is_own = type(estimator).__module__.split(".")[0] == "sklearn"
+    if not is_forest(estimator) and not (is_own and type(estimator).__name__ in known):
+        raise _no_graph(estimator)
 
 
 def _inside(steps: Sequence[Any]) -> list[Any]:
@@ -324,7 +340,7 @@ def _no_graph(estimator: Any) -> InvalidInput:
     others = FORESTS.get(library) or FORESTS["sklearn"]
     known = others
     if library not in FORESTS or library == "sklearn":
-        known = _KNOWN | _STEPS | ENSEMBLES | others
+        known = _KNOWN | _STEPS | REPLACED | VECTORISERS | ENSEMBLES | others
     return InvalidInput(
         f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
         f"use one of {', '.join(sorted(known - _OWN))}, alone or in a Pipeline"

@@ -28,8 +28,9 @@ from sparsejit.estimators.column_steps import (
 from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
 from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
+from sparsejit.estimators.text import TextReader
 from sparsejit.estimators.transformers import is_written, outputs_of
-from sparsejit.estimators.words import WordColumns
+from sparsejit.estimators.words import WordColumns, frame_columns
 from sparsejit.ir.values import Array
 from sparsejit.runtime.array_checks import rows_check
 
@@ -204,7 +205,8 @@ class EstimatorInput:
 
     `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the reading of
     zeros that a sparse X leaves out; `takes_frames`: whether a frame can be read as numbers;
-    `words`: columns of codes that follow the features, None where no step reads words.
+    `words`: columns of codes that follow the features, None where no step reads words; `text`
+    counts the tokens of texts, which X holds then.
     """
 
     name: str
@@ -216,6 +218,7 @@ class EstimatorInput:
     left_out: LeftOut = LeftOut.ZERO
     takes_frames: bool = True
     words: WordColumns | None = None
+    text: TextReader | None = None
 
     @property
     def width(self) -> int:
@@ -228,7 +231,10 @@ class EstimatorInput:
         A sparse X may get twice as wide. Raises InvalidInput for an X that the estimator refuses.
         """
         array: Array = X
-        if self.words is not None and self.words.reads(X):
+        if self.text is not None:
+            array = self.text.read(X).astype(self._dtypes[-1], copy=False)
+            self._check_samples(array)
+        elif self.words is not None and self.words.reads(X):
             array = self._with_codes(self.words, X)
         elif not self._is_plain(X):
             array = self._converted(X)
@@ -253,7 +259,7 @@ class EstimatorInput:
         is_frame = hasattr(X, "columns")
         if is_frame:
             self._check_columns(X.columns)
-        if hasattr(X, "toarray"):
+        elif hasattr(X, "toarray"):
             raise InvalidInput(f"X is sparse, which the {self.name} does not take; give a frame")
         rows = X if is_frame else np.asarray(X, object)
         if rows.ndim != 2 or rows.shape[1] != self.features:
@@ -262,18 +268,23 @@ class EstimatorInput:
                 "frame"
             )
         self._check_samples(rows)
-        array = words.read(rows)
-        if is_frame and self._keeps_dtypes:
-            array = self._as_computed(array, self._kinds(X))
+        if is_frame:
+            columns = frame_columns(X)
+            array = words.read(columns)
+            if self._keeps_dtypes:
+                array = self._as_computed(array, self._kinds(columns))
+        else:
+            array = words.read_array(rows)
         if self._refuses and not self._is_plain(array):
             self._check_finite(array)
         return array
 
-    def _kinds(self, X: Any) -> list[np.dtype[Any]]:
+    def _kinds(self, columns: Sequence[Any]) -> list[np.dtype[Any]]:
         """The dtypes of a frame's columns, float64 for words and pandas' own, and of codes."""
+        kinds = [column.dtype for column in columns]
         plain = [
             kind if isinstance(kind, np.dtype) and kind.kind in _NUMBERS else _FLOAT64
-            for kind in X.dtypes
+            for kind in kinds
         ]
         return plain + [_FLOAT64] * (self.width - self.features)
 

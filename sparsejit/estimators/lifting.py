@@ -50,6 +50,9 @@ from sparsejit.estimators.ranked import Ranked
 from sparsejit.estimators.words import WordColumn
 from sparsejit.ir.values import Array
 
+# Steps that others take the place of.
+REPLACED = ENCODERS | {"FeatureUnion", "FunctionTransformer"}
+
 
 @dataclass(frozen=True, eq=False)
 class NumberColumn:

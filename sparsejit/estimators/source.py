@@ -8,7 +8,8 @@
      "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
      "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
      "step": name}, ...]},
-     "classes": labels, "labels": labels, "columns": labels,
+     "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
+     "text": null or the fields of a TextReader,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
 "dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields of `_NEWER`. A code is a
@@ -16,8 +17,9 @@ number, "nan", or null where the word is refused. Labels are null or {"dtype": .
 [...]}; NaN among them is null.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from sparsejit.estimators.left_out_zeros import LeftOut
 from sparsejit.estimators.own_models import labels_of_model
 from sparsejit.estimators.parts import held, targets_of
 from sparsejit.estimators.sklearn_tags import estimator_kind
+from sparsejit.estimators.text import ACCENTS, ANALYSERS, WEIGHT_NORMS, TextReader
 from sparsejit.estimators.words import WordColumn, WordColumns
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
@@ -54,7 +57,9 @@ _KINDS = "biufU"  # kinds of numpy dtypes that labels may have
 _FLAGS = ("int64", "float64")
 _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
-_NEWER = ("left_out", "frames", "targets", "splits", "kind", "rounds", "words")
+_NEWER = (
+    *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,7 @@ class EstimatorSource:
     several; with `splits` its probabilities are a list with an array for each. `kind` is
     scikit-learn's type of the estimator, such as "classifier"; empty for a booster. `rounds` is the
     number of boosting rounds of a model of XGBoost or LightGBM.
+    `outputs` are the columns of the frame that `transform` returns, None for arrays.
     """
 
     input: EstimatorInput
@@ -83,6 +89,7 @@ class EstimatorSource:
     splits: bool = False
     kind: str = ""
     rounds: int = 0
+    outputs: Array | None = None
 
 
 def x_kind(dtype: str, is_sparse: bool) -> str:
@@ -120,7 +127,22 @@ def source_of(
         splits,
         estimator_kind(estimator),
         read.rounds,
+        _frame_of(held(estimator)) if "transform" in next(iter(read.writes.values())) else None,
     )
+
+
+def _frame_of(estimator: Any) -> Array | None:
+    """The columns of the frame that `transform` returns, as `set_output` asks for."""
+    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    asked = getattr(last, "_sklearn_output_config", {}).get("transform")
+    if asked in (None, "default"):
+        return None
+    if asked != "pandas":
+        raise InvalidInput(
+            f"the {type(last).__name__} returns frames of {asked}; call set_output(transform="
+            "'pandas') or 'default'"
+        )
+    return np.asarray(estimator.get_feature_names_out(), object)
 
 
 def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]:
@@ -156,6 +178,8 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "labels": _labels_to_data(source.labels),
         "columns": _labels_to_data(source.columns),
         "words": _words_to_data(rules.words),
+        "outputs": _labels_to_data(source.outputs),
+        "text": _text_to_data(rules.text),
         "methods": methods,
     }
     return header, writer.tensors
@@ -202,6 +226,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         left_out,
         header.get("frames", True) is True,
         words,
+        _text_from_data(header.get("text"), width),
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
@@ -211,6 +236,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         *(rules, kept, dtypes, tile, shared, graphs, classes, labels, flags, columns),
         *(_targets_from_data(header.get("targets")), header.get("splits", False) is True),
         *_kind_from_data(header.get("kind", ""), header.get("rounds", 0)),
+        _labels_from_data(header.get("outputs")),
     )
 
 
@@ -357,6 +383,43 @@ def _word_column(data: Any, features: int) -> WordColumn:
         raise DamagedFile(f"has words of feature {feature} of {features} without their codes")
     named = dict(zip(words, known, strict=True))
     return WordColumn(feature, named, of_nan, others, step)
+
+
+def _text_to_data(text: TextReader | None) -> Any:
+    if text is None:
+        return None
+    fields = asdict(text)
+    return {name: list(each) if type(each) is tuple else each for name, each in fields.items()}
+
+
+def _text_from_data(data: Any, width: int) -> TextReader | None:
+    if data is None:
+        return None
+    if type(data) is not dict:
+        raise DamagedFile(f"counts texts by {data!r}")
+    kinds = {
+        "words": list, "analyser": str, "pattern": str, "least": int, "most": int,
+        "stop_words": list, "is_lower": bool, "is_binary": bool, "is_sublinear": bool,
+        "weights": list, "norm": str,
+    }
+    rest = {key: value for key, value in data.items() if key != "accents"}
+    words, analyser, pattern, least, most, stops, *others = fields_of(rest, **kinds)
+    is_lower, is_binary, is_sublinear, weights, norm = others
+    accents = data.get("accents")
+    if not all(type(word) is str for word in (*words, *stops)) or len(words) != width:
+        raise DamagedFile(f"counts {len(words)} words for {width} columns")
+    if analyser not in ANALYSERS or accents not in ACCENTS or not 0 < least <= most:
+        raise DamagedFile(f"counts texts by {analyser!r}, from {least} to {most}, {accents!r}")
+    if norm not in WEIGHT_NORMS or not all(type(weight) is float for weight in weights):
+        raise DamagedFile(f"weights texts by the norm {norm!r}, or by things that are no numbers")
+    if len(weights) not in (0, width):
+        raise DamagedFile(f"has {len(weights)} weights of {width} words")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise DamagedFile(f"has the pattern {pattern!r} of tokens ({error})") from error
+    named = tuple(words), analyser, pattern, least, most, tuple(stops), accents
+    return TextReader(*named, is_lower, is_binary, is_sublinear, tuple(weights), norm)
 
 
 def _code_from_data(code: Any) -> float | None:

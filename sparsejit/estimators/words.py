@@ -4,7 +4,7 @@
     WordColumns    several such columns, which follow the features of X in the array that is read
 
 A word's code is found in a dict, natively for arrays of objects (`runtime/object_cells.py`). Words
-are what Python finds equal, as in scikit-learn's encoders. Features of words become NaN; no step
+are what Python finds equal, as in scikit-learn's encoders. Features of words become 0; no step
 reads these, since every step that reads words reads a column of codes instead.
 """
 
@@ -21,9 +21,9 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.values import Array
 from sparsejit.runtime.object_cells import REFUSED, cells_reader
 
-# Frames of up to these many rows are turned into one array of objects; larger ones are read
-# column by column.
+# Frames of at most 16 rows become one array of objects; larger ones are read column by column.
 _FEW_ROWS = 16
+_NO_NUMBERS = "cmMSV"  # kinds of dtypes that numpy would turn into float64 all the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,28 +87,38 @@ class WordColumns:
         """Whether X must be read by `read`: it has words, or columns that nothing reads."""
         return bool(self.columns) or not (isinstance(X, np.ndarray) or hasattr(X, "toarray"))
 
-    def read(self, X: Any) -> Array:
-        """X (rows, features), a frame or an array, as float64 (rows, width).
+    def read(self, columns: Sequence[Any]) -> Array:
+        """The columns of a frame, as `frame_columns` has them, as float64 (rows, width).
 
         Raises InvalidInput for words that are refused, and for numbers that are none.
         """
-        is_frame = hasattr(X, "columns")
         if self.reads_codes:
-            if not is_frame:
-                numbers = [_numbers(column, number) for number, column in enumerate(X.T)]
-                return np.stack([*numbers, *(numbers[each] for each in self._sources)], axis=1)
-            self._check_categories(X)
-        if is_frame and len(X) > _FEW_ROWS:
-            return self._by_columns([X.iloc[:, number] for number in range(self.features)])
-        objects = X.to_numpy(dtype=object) if is_frame else np.asarray(X, object)
-        array = np.empty((len(objects), self.width))
-        if cells_reader()(np.ascontiguousarray(objects), self._table, array):
-            return array
-        return self._by_columns(list(objects.T))
+            self._check_categories(columns)
+        rows = len(columns[0])
+        if rows > _FEW_ROWS:
+            return self._by_columns(columns)
+        objects = np.empty((rows, self.features), object)
+        for number, column in enumerate(columns):
+            if rows == 1:  # one cell of a column of categories is read faster than an array of it
+                objects[0, number] = column[0]
+            else:
+                objects[:, number] = np.asarray(column, object)
+        array = np.empty((rows, self.width))
+        read = cells_reader()(objects, self._table, array)
+        return array if read else self._by_columns(columns)
 
-    def _check_categories(self, X: Any) -> None:
+    def read_array(self, X: Array) -> Array:
+        """An array of objects (rows, features), as `read` reads a frame."""
+        if self.reads_codes:
+            numbers = [_numbers(column, number) for number, column in enumerate(X.T)]
+            return np.stack([*numbers, *(numbers[each] for each in self._sources)], axis=1)
+        array = np.empty((len(X), self.width))
+        read = cells_reader()(np.ascontiguousarray(X), self._table, array)
+        return array if read else self._by_columns(list(X.T))
+
+    def _check_categories(self, columns: Sequence[Any]) -> None:
         """Raise InvalidInput unless a frame has categories in the columns of the fit."""
-        kinds = [str(kind) == "category" for kind in X.dtypes]
+        kinds = [_has_categories(column) for column in columns]
         if np.flatnonzero(kinds).tolist() != sorted(set(self._sources)):
             raise InvalidInput(
                 f"X has categories in the columns {np.flatnonzero(kinds).tolist()}; the fit had "
@@ -122,8 +132,8 @@ class WordColumns:
     @cached_property
     def _table(self) -> Array:
         numbers = [(8 * n, 0, 0, 0) for n in range(self.features)]
-        # A feature of words is read through an empty dict, which makes NaN of all of them.
-        nothing = id(self._nothing), _bits(np.nan), _bits(np.nan)
+        # A feature of words is read through an empty dict, which makes 0 of all of them.
+        nothing = id(self._nothing), _bits(0.0), _bits(0.0)
         rows = [
             row if read else (row[0], *nothing)
             for row, read in zip(numbers, self.is_read.tolist(), strict=True)
@@ -140,19 +150,33 @@ class WordColumns:
 
     def _by_columns(self, columns: Sequence[Any]) -> Array:
         """The array of columns of a frame or of arrays."""
-        array = np.full((len(columns[0]), self.width), np.nan)
+        array = np.zeros((len(columns[0]), self.width))
         for number in np.flatnonzero(self.is_read).tolist():
             array[:, number] = _numbers(columns[number], number)
         objects: dict[int, Array] = {}
         for place, column in enumerate(self.columns, self.features):
             given = columns[column.feature]
-            if str(getattr(given, "dtype", "")) == "category":
+            if _has_categories(given):
                 array[:, place] = _of_categories(column, given)
                 continue
             if column.feature not in objects:
                 objects[column.feature] = _objects(given)
             array[:, place] = _coded(column, objects[column.feature])
         return array
+
+
+def frame_columns(frame: Any) -> list[Any]:
+    """The columns of a frame as arrays of numpy or pandas."""
+    count = frame.shape[1]
+    # pandas makes a Series in 6 us, and its array, by a function that is not public, in 0.5 us.
+    get = getattr(frame, "_get_column_array", None)
+    if get is None:
+        return [frame.iloc[:, number].array for number in range(count)]
+    return [get(number) for number in range(count)]
+
+
+def _has_categories(column: Any) -> bool:
+    return hasattr(column, "categories")
 
 
 def _bits(code: float | None) -> int:
@@ -175,15 +199,19 @@ def _coded(column: WordColumn, objects: Array) -> Array:
 
 def _of_categories(column: WordColumn, given: Any) -> Array:
     """The codes of a column of categories, each of which is looked up once if it is there."""
-    places = np.asarray(given.cat.codes)
+    places = np.asarray(given.codes)
     there, inverse = np.unique(places, return_inverse=True)
-    names = given.cat.categories
+    names = given.categories
     found = column.coded([np.nan if place < 0 else names[place] for place in there.tolist()])
     return found[inverse]
 
 
 def _numbers(values: Any, number: int) -> Array:
-    """A column of numbers as float64; what is missing becomes NaN."""
+    """A column of numbers as float64, with NaN for missing ones. Raises InvalidInput for others."""
+    if getattr(getattr(values, "dtype", None), "kind", "O") in _NO_NUMBERS:
+        raise InvalidInput(
+            f"column {number} of X has dtype {values.dtype}; give real numbers, as float64"
+        )
     try:
         if hasattr(values, "to_numpy"):
             missing = {} if isinstance(values.dtype, np.dtype) else {"na_value": np.nan}

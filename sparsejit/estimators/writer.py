@@ -185,8 +185,9 @@ class EstimatorWriter(PieceWriter):
         """Multiply the current columns by weights (scores, columns) and add the bias.
 
         The product is in float64 if x is, if columns are scaled and the scores are few, so that it
-        takes no longer, or if weights are so large that only sums that cancel make sense; but never
-        for more than MOST_DOUBLES weights.
+        takes no longer, if many columns are of categories, whose sums are looked up, or if weights
+        are so large that only sums that cancel make sense; but never for more than MOST_DOUBLES
+        weights.
         """
         if self._beside is not None:
             return self._scores_of_both(weights, bias, name)
@@ -198,7 +199,8 @@ class EstimatorWriter(PieceWriter):
         is_scaled = columns.is_affine and not columns.changes_nothing(x.shape[1])
         is_short = is_scaled and len(weights) <= _FEW_SCORES
         cancels = max(np.abs(weights).max(initial=0.0), np.abs(bias).max(initial=0.0)) > _LARGE
-        if weights.size > MOST_DOUBLES or not (is_double or is_short or cancels):
+        looks_up = columns.has_many_categories and len(weights) <= _FEW_SCORES
+        if weights.size > MOST_DOUBLES or not (is_double or is_short or cancels or looks_up):
             return self.linear(self.columns(), weights, bias, name)
         return self.product(weights, bias, name, Element.FLOAT32)
 
@@ -240,6 +242,9 @@ class EstimatorWriter(PieceWriter):
         if used is not None:
             return self._of_some(used, lambda: self.product(weights[:, used], bias, name, result))
         x, columns = self.x, self._columns
+        if columns.has_many_categories and len(weights) <= _FEW_SCORES:
+            weights = self._look_up(weights, name)
+            x, columns = self.x, self._columns
         if columns.is_affine and columns.reads_all(x.shape[1]):
             weights, bias = columns.folded(weights, bias, x.shape[1])
         else:
@@ -267,6 +272,26 @@ class EstimatorWriter(PieceWriter):
             self.columns()
         is_plain = self._columns.changes_nothing(self.x.shape[1])
         return self.x if is_plain else self.columns(Element.FLOAT64)
+
+    def _look_up(self, weights: Array, name: str) -> Array:
+        """Make sums of category columns current, with the other columns; return their weights."""
+        x, columns, count = self.x, self._columns, len(weights)
+        lookups = columns.lookups(weights)
+        sums = self.at(f"{name}.sums").pieces(
+            x,
+            np.repeat([each.feature for each in lookups], count).tolist(),
+            [each.bounds for each in lookups for _ in range(count)],
+            [each.values[:, [number]] for each in lookups for number in range(count)],
+            np.concatenate([each.missing for each in lookups]).tolist(),
+        )
+        others = np.flatnonzero(~columns.is_category)
+        parts, matrices = [sums], [np.eye(count)] * len(lookups)
+        if len(others):
+            self._columns = columns.take(others)
+            parts.append(self.columns(Element.FLOAT64))
+            matrices.append(weights[:, others])
+        self._read(joined(self.at(name), parts, 1))
+        return np.concatenate(matrices, axis=1)
 
     def linear(
         self,

@@ -103,6 +103,27 @@ def test_missing_values_before_a_forest(fill: int) -> None:
     np.testing.assert_allclose(compiled.predict(rows), before.predict(rows), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("last", [Ridge(), LogisticRegression()], ids=repr)
+def test_sums_of_many_categories(last: Any, dtype: str) -> None:
+    """A feature is encoded twice, and scaled behind that; an imputer has marks."""
+    rows = np.where(GENERATOR.random(X.shape) < 0.1, np.nan, X).astype(dtype)
+    rows[:, 1:3] = np.round(GENERATOR.uniform(-99, 99, (ROWS, 2)))
+    filled = make_pipeline(SimpleImputer(add_indicator=True), StandardScaler())
+    before = columns((ENCODER, [1, 2]), (OneHotEncoder(drop="first"), [1]), (filled, [0, 4, 5]))
+    behind = StandardScaler(with_mean=False)
+    pipeline = make_pipeline(before, behind, last).fit(rows, CLASSES)
+    compiled = sparsejit.compile(pipeline, rows)
+    report = str(compiled.explain("predict"))
+    assert "pieces" in report
+    method = "predict" if hasattr(last, "alpha") else "decision_function"
+    unseen = rows.copy()
+    unseen[::3, 2] = 1000.5
+    for given in (rows, unseen):
+        wanted = getattr(pipeline, method)(given)
+        np.testing.assert_allclose(getattr(compiled, method)(given), wanted, rtol=1e-5, atol=2e-5)
+
+
 def test_a_column_that_is_left_out_may_be_missing() -> None:
     rows = X.copy()
     rows[::3, 3] = np.nan

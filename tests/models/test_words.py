@@ -199,6 +199,23 @@ def test_votes_of_pipelines_with_encoders() -> None:
         same(votes, compiled, "predict_proba", rows)
 
 
+def test_frames_are_returned_where_set_output_asks_for_them(tmp_path: Path) -> None:
+    generator = np.random.default_rng(6)
+    X = frame(generator, ["words", "whole"], False).set_index(np.arange(ROWS) * 3)
+    encoder = OneHotEncoder(sparse_output=False)
+    before = make_column_transformer((encoder, ["words0"]), (StandardScaler(), ["n0", "whole1"]))
+    before.set_output(transform="pandas").fit(X)
+    compiled = sparsejit.compile(before)
+    compiled.save(tmp_path / "e.sjit")
+    for each in (compiled, sparsejit.load(tmp_path / "e.sjit")):
+        for rows in (X, X[4:5], X.iloc[3]):
+            found = each.transform(rows)
+            wanted = before.transform(rows if rows.ndim == 2 else rows.to_frame().T)
+            pandas.testing.assert_frame_equal(found, wanted, check_dtype=False, atol=1e-6)
+    with pytest.raises(InvalidInput, match="frames of polars"):
+        sparsejit.compile(StandardScaler().set_output(transform="polars").fit(np.eye(3)))
+
+
 def test_columns_that_no_step_reads_may_hold_anything() -> None:
     generator = np.random.default_rng(1)
     X, y = frame(generator, ["words", "words"], False), generator.integers(0, 2, ROWS)
@@ -231,6 +248,11 @@ def test_words_that_cannot_be_read_are_named() -> None:
         compiled.predict(X.assign(words0="purple"))
     with pytest.raises(InvalidInput, match="column 0 of X is no column of numbers"):
         compiled.predict(X.assign(n0="purple"))
+    for odd in (np.datetime64("2020-01-01", "ns"), 1j):
+        with pytest.raises(InvalidInput, match=r"column 0 of X (has dtype|is no column)"):
+            compiled.predict(X.assign(n0=odd)[:3])
+        with pytest.raises(InvalidInput, match="column 0 of X has dtype"):
+            compiled.predict(X.assign(n0=odd))
     with pytest.raises(InvalidInput, match=r"column 2 of X has \[1\]; give strings"):
         compiled.predict(X.assign(words0=[[1]] * ROWS)[:3])
     with pytest.raises(InvalidInput, match=r"X has shape \(1, 2\)"):

@@ -1,0 +1,160 @@
+"""Pipelines of texts, against scikit-learn."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("treelite")
+
+from sklearn.decomposition import TruncatedSVD
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
+from sklearn.pipeline import make_pipeline
+
+import sparsejit
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.estimators import compiled_estimator
+from sparsejit.estimators.source import estimator_to_data, read_estimator_file
+
+WORDS = ["Red", "blue", "the", "a", "straße", "naïve", "x1", "don't", "GREEN", "\t", "b"]
+GENERATOR = np.random.default_rng(0)
+TEXTS = [
+    " ".join(GENERATOR.choice(WORDS, GENERATOR.integers(0, 9))) + "." * int(GENERATOR.integers(3))
+    for _ in range(80)
+]
+TEXTS += ["", "   ", "red  RED red blue", "unseen words here", "É é\u0301 ﬁ"]
+CLASSES = np.array([("red" in text.lower()) + ("blue" in text) for text in TEXTS])
+
+
+def dense(found: Any) -> Any:
+    return found.toarray() if hasattr(found, "toarray") else found
+
+
+def same(estimator: Any, compiled: Any, method: str, texts: Any) -> None:
+    wanted = dense(getattr(estimator, method)(texts))
+    np.testing.assert_allclose(getattr(compiled, method)(texts), wanted, rtol=0, atol=2e-6)
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from([CountVectorizer, TfidfVectorizer]),
+    analyzer=st.sampled_from(["word", "char", "char_wb"]),
+    least=st.integers(1, 3),
+    more=st.integers(0, 2),
+    accents=st.sampled_from([None, "ascii", "unicode"]),
+    stops=st.sampled_from([None, "english", ["red", "b"]]),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    pattern=st.sampled_from([r"(?u)\b\w\w+\b", r"\S+", r"(\w)\w*"]),
+    norm=st.sampled_from([None, "l1", "l2"]),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_any_options(
+    kind: Any,
+    analyzer: str,
+    least: int,
+    more: int,
+    accents: Any,
+    stops: Any,
+    flags: tuple[bool, bool, bool],
+    pattern: str,
+    norm: Any,
+) -> None:
+    options = {
+        "analyzer": analyzer,
+        "ngram_range": (least, least + more),
+        "strip_accents": accents,
+        "stop_words": stops,
+        "lowercase": flags[0],
+        "binary": flags[1],
+        "token_pattern": pattern,
+    }
+    if kind is TfidfVectorizer:
+        options |= {"norm": norm, "sublinear_tf": flags[2], "use_idf": flags[0]}
+    vectoriser = kind(**options)
+    try:
+        vectoriser.fit(TEXTS[:60])
+    except ValueError:  # every word is a stop word
+        return
+    compiled = sparsejit.compile(vectoriser)
+    same(vectoriser, compiled, "transform", TEXTS)
+    same(vectoriser, compiled, "transform", TEXTS[3:4])
+
+
+PIPELINES = {
+    "counts": make_pipeline(CountVectorizer(), LogisticRegression()),
+    "weights": make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression()),
+    "apart": make_pipeline(CountVectorizer(), TfidfTransformer(sublinear_tf=True), Ridge()),
+    "descent": make_pipeline(TfidfVectorizer(), SGDClassifier(random_state=0)),
+    "forest": make_pipeline(TfidfVectorizer(), RandomForestClassifier(9, random_state=0)),
+    "decomposed": make_pipeline(TfidfVectorizer(), TruncatedSVD(4, random_state=0), Ridge()),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_before_models(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a file, and in several parts."""
+    pandas = pytest.importorskip("pandas")
+    estimator = PIPELINES[name].fit(TEXTS, CLASSES)
+    compiled = sparsejit.compile(estimator, TEXTS)
+    compiled.save(tmp_path / "e.sjit")
+    again = sparsejit.load(tmp_path / "e.sjit")
+    for texts in (TEXTS, TEXTS[:1], np.array(TEXTS, object), pandas.Series(TEXTS), TEXTS[::-1]):
+        for method in set(compiled.methods) - {"predict_log_proba"}:
+            same(estimator, compiled, method, texts)
+            first, second = (getattr(each, method)(texts) for each in (compiled, again))
+            np.testing.assert_array_equal(first, second)
+    whole = compiled.predict(TEXTS)
+    monkeypatch.setattr(compiled_estimator, "_COUNTS", 7 * compiled.n_features_in_)
+    np.testing.assert_array_equal(compiled.predict(TEXTS), whole)
+
+
+def test_other_things_than_texts_are_named() -> None:
+    compiled = sparsejit.compile(PIPELINES["counts"].fit(TEXTS, CLASSES))
+    for texts, message in (
+        ("one text", "no list of texts"),
+        (np.array([["a"]]), "no list of texts"),
+        (["a", None], "X has None among its texts"),
+        ([], "X has no samples"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            compiled.predict(texts)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_code_of_the_user_is_refused_by_name() -> None:
+    for options, message in (
+        ({"tokenizer": str.split}, "code of its own for tokenizer"),
+        ({"preprocessor": str.lower}, "code of its own for preprocessor"),
+        ({"analyzer": str.split}, "code of its own for its analyzer"),
+        ({"input": "file"}, "input='file'"),
+    ):
+        vectoriser = CountVectorizer(**options)  # type: ignore[arg-type]
+        if "input" not in options:
+            vectoriser.fit(TEXTS)
+        with pytest.raises(InvalidInput, match=message):
+            sparsejit.compile(vectoriser)
+
+
+def test_damaged_rules_of_texts_are_refused() -> None:
+    compiled = sparsejit.compile(PIPELINES["counts"].fit(TEXTS, CLASSES))
+    header, tensors = estimator_to_data(compiled._source)
+    read_estimator_file(header, tensors)
+    own = header["text"]
+    for changed in (
+        {"words": own["words"][1:]},
+        {"analyser": "letters"},
+        {"accents": "all"},
+        {"pattern": "("},
+        {"least": 0},
+        {"stop_words": [1]},
+        {"norm": "l3"},
+        {"weights": [1.0]},
+        {"weights": [None] * len(own["words"])},
+    ):
+        with pytest.raises(DamagedFile):
+            read_estimator_file({**header, "text": {**own, **changed}}, tensors)
