@@ -50,7 +50,7 @@ DTYPES = ("float32", "bfloat16", "int8")
 _WRONG = 1e-2
 
 
-class Pace(NamedTuple):
+class CallPace(NamedTuple):
     """Calls to measure latencies: seconds for each engine, calls a second, another core busy."""
 
     seconds: float
@@ -235,16 +235,16 @@ def compare_any(
     peers: Sequence[ModelPeer] = tuple(MODEL_PEERS.values()),
     dtypes: Sequence[str] = DTYPES,
     threads: int = 1,
-    pace: Pace | None = None,
+    pace: CallPace | None = None,
     progress: Callable[[str], None] = lambda step: None,
     rounds: int = ROUNDS,
     state: GivenStates | None = None,
 ) -> AnyComparison:
     """Measure errors, then times, of sparsejit in each of `dtypes` and of the peers.
 
-    An absent engine is skipped, with the reason. `pace` asks for latencies too; our native steps
-    are those of a stream with the states that `state` names. Raises InvalidInput for more threads
-    than there are cores.
+    An absent engine is skipped, with the reason. `pace` asks for latencies too; with the states
+    that `state` names, our native calls are the steps of a stream. Raises InvalidInput for more
+    threads than there are cores.
     """
     ours = [OURS[dtype] for dtype in dtypes]
     if isinstance(source.model, CompiledModel):
@@ -278,7 +278,7 @@ def _reasons(model: Any, peers: Iterable[ModelPeer]) -> dict[str, str]:
 
 
 def _latency(
-    contest: ModelRounds, times: Sequence[ContestantTime], pace: Pace, load: str
+    contest: ModelRounds, times: Sequence[ContestantTime], pace: CallPace, load: str
 ) -> LatencyReport:
     """Latencies of the engines whose median call is shorter than the period of the calls."""
     period_us = 1e6 / pace.rate

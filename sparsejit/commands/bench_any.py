@@ -40,7 +40,7 @@ from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sparsejit.frontends.model_source import NamedModel
-    from sparsejit.perf.any_model import AnyComparison, Pace
+    from sparsejit.perf.any_model import AnyComparison, CallPace
     from sparsejit.perf.call_latency import LatencyReport
 
 # Calls a second, as of a loop in real time.
@@ -152,14 +152,14 @@ def _states(asked: ModelRequest, source: "NamedModel") -> list[str]:
     return list(map(str, imported_states(source.imported(), given_states(asked.state))))
 
 
-def _pace(latency: float | None, rate: float | None, load: bool) -> "Pace | None":
+def _pace(latency: float | None, rate: float | None, load: bool) -> "CallPace | None":
     """The calls of --latency; None without it. Raises InvalidInput for its options alone."""
-    from sparsejit.perf.any_model import Pace
+    from sparsejit.perf.any_model import CallPace
 
     for name, given in ((f"--rate {rate:g}" if rate else "", rate), ("--load", load)):
         if given and latency is None:
             raise InvalidInput(f"{name} is of no use alone; give --latency SECONDS")
-    return None if latency is None else Pace(latency, rate or _RATE, load)
+    return None if latency is None else CallPace(latency, rate or _RATE, load)
 
 
 def _show(found: "AnyComparison") -> None:

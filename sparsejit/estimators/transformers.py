@@ -226,6 +226,11 @@ def _norms(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
 def _marks(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
     """1 where a column is missing, else 0."""
     marked = marked_by(step).tolist()
+    if not marked:
+        raise InvalidInput(
+            "the MissingIndicator has no column, since its fit saw nothing missing; leave it out, or "
+            "fit it with features='all'"
+        )
     count = len(marked)
     nothing = np.zeros((1, 1))
     return writer.pieces(x, marked, [np.zeros(0)] * count, [nothing] * count, [1.0] * count)
