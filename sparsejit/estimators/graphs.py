@@ -101,7 +101,7 @@ class ReadEstimator:
 
 def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
-    estimator = held(estimator)
+    outer, estimator = estimator, held(estimator)
     chains = chains_of(estimator)
     forests: _Forests = {}
     for chain in chains:
@@ -127,7 +127,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
         methods = _methods_behind(forests, TensorType((1, features), kind[0]), kind[1])
         found = methods(estimator, ())
-        names = [name for name in found if name in BY_OPTION or hasattr(estimator, name)]
+        names = [name for name in found if name in BY_OPTION or hasattr(outer, name)]
         writes[kind] = {name: found[name] for name in names}
     last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
     return ReadEstimator(rules, writes, 0 if last is None else last.rounds)
