@@ -13,7 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import each_step
 from sparsejit.estimators.forest_probes import transformed
 from sparsejit.estimators.forests import is_forest
-from sparsejit.estimators.parts import Stack, is_mixing
+from sparsejit.estimators.parts import Link, Stack, is_mixing
 from sparsejit.ir.values import Array
 
 # Steps whose results differ for a sparse matrix: they multiply by the reciprocal of the scale, to
@@ -46,6 +46,9 @@ def left_out_of(chains: Sequence[Sequence[Any]], features: int) -> LeftOut:
 
 
 def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
+    links = [number for number, step in enumerate(chain) if isinstance(step, Link)]
+    if links:
+        return _of_link(chain[: links[0]], chain[links[0]], chain[links[0] + 1 :], features)
     *before, last = chain
     steps = list(takewhile(lambda step: not isinstance(step, Stack), before))
     try:
@@ -75,6 +78,20 @@ def _takes_sparse(estimator: Any) -> bool:
     has_tree = getattr(searching, "_fit_method", "") in ("ball_tree", "kd_tree")
     is_dense = has_tree or not getattr(estimator, "_sparse", True)
     return bool(get_tags(estimator).input_tags.sparse) and not is_dense
+
+
+def _of_link(
+    before: Sequence[Any], link: Link, behind: Sequence[Any], features: int
+) -> LeftOut:
+    """The reading of a chain of estimators, where X stays sparse beside predictions."""
+    try:
+        reaches = not before or _stays_sparse(before, features)
+    except (TypeError, ValueError):
+        return LeftOut.REFUSED
+    if not reaches:
+        return LeftOut.ZERO
+    found = _of_chain(behind, link.n_features_out)
+    return found if found in (LeftOut.ZERO, LeftOut.REFUSED) else LeftOut.ROUNDED
 
 
 def _stays_sparse(steps: Sequence[Any], features: int) -> bool:

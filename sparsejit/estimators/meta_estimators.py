@@ -495,7 +495,7 @@ def _joined(parts: _Parts, name: str, estimator: Any) -> Write:
 def _chained(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> dict[str, Write]:
     """The methods of a chain, each part behind the predictions of those before it."""
     how = getattr(estimator, "chain_method_", "predict")
-    every = ("predict", "predict_proba", "decision_function")
+    every = ("predict", "predict_proba", "predict_log_proba", "decision_function")
     names = [name for name in every if hasattr(estimator, name) and _all_have(estimator, name)]
     found: dict[str, list[Write]] = {name: [] for name in names}
     predicted: list[Write] = []
@@ -517,7 +517,7 @@ def _chained(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> di
         return write
 
     made = {name: ordered(writes) for name, writes in found.items()}
-    if "predict_proba" in made:
+    if "predict_proba" in made and "predict_log_proba" not in made:
         made["predict_log_proba"] = _logarithm(made["predict_proba"])
     return made
 
@@ -535,7 +535,7 @@ def _chain_column(estimator: Any, part: Any, methods: Mapping[str, Write], name:
     write = method_of(methods, name, estimator)
     if name == "predict":
         return write
-    return second_column(write) if name == "predict_proba" else write
+    return write if name == "decision_function" else second_column(write)
 
 
 def _numbers(part: Any, write: Write, how: str) -> Write:

@@ -228,8 +228,8 @@ def _marks(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
     marked = marked_by(step).tolist()
     if not marked:
         raise InvalidInput(
-            "the MissingIndicator has no column, since its fit saw nothing missing; leave it out, or "
-            "fit it with features='all'"
+            "the MissingIndicator has no column, since its fit saw nothing missing; leave it out, "
+            "or fit it with features='all'"
         )
     count = len(marked)
     nothing = np.zeros((1, 1))
