@@ -73,6 +73,7 @@ def _model(function: ExportedFunction) -> str:
     runs = f"{name}_run(inputs, outputs, workspace{'' if function.fixed else ', 1'})"
     step = f"{name}_step(inputs, outputs, state, workspace)" if has_states else runs
     first = f"{prefix}_INPUT_0_BYTES" if numbers["INPUTS"] else "0"
+    delay = f"{prefix}_DELAY" if "DELAY" in numbers else "0"
     return f"""\
 // Made by sparsejit: the model {name} for C++17. The header says what its arrays hold.
 #ifndef {prefix}_HPP
@@ -91,10 +92,8 @@ struct Model {{
     static constexpr std::size_t input_sizes[] = {{{", ".join(filter(None, (sizes[0], "0")))}}};
     static constexpr std::size_t output_sizes[] = {{{", ".join(filter(None, (sizes[1], "0")))}}};
     static constexpr std::size_t input_bytes = {first};
-    // Frames of the first input by which results of a step are late.
-    static constexpr std::size_t delay = {f"{prefix}_DELAY" if "DELAY" in numbers else "0"};
     static constexpr std::size_t state_bytes = {f"{prefix}_STATE_BYTES" if has_states else "0"};
-    static constexpr std::size_t workspace_bytes = {prefix}_WORKSPACE_BYTES;
+    static constexpr std::size_t workspace_bytes = {prefix}_WORKSPACE_BYTES, delay = {delay};
 
     static int prepare(void *workspace) noexcept {{ return {name}_prepare(workspace); }}
     static void reset([[maybe_unused]] void *state) noexcept {{ {

@@ -1,5 +1,6 @@
 """`sparsejit bench MODEL`: a user's model timed beside other engines on this machine."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,14 @@ if TYPE_CHECKING:
 # Calls a second, as of a loop in real time.
 _RATE = 100.0
 _NAME = "model"
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Inputs: .npz by name, or .npy for one. Default: random numbers."),
+]
+OursOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Our dtypes, or auto; repeatable. Default: float32, bfloat16, int8."),
+]
 LatencyOption = Annotated[
     float | None,
     typer.Option(min=0.01, help="Also call each engine at a steady rate, for SECONDS."),
@@ -76,14 +85,8 @@ def model(
     shape: ShapesOption = None,
     constant: ConstantsOption = None,
     batch: BatchOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Inputs: .npz by name, or .npy for one. Default: random numbers."),
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(help="Dtypes, or auto; repeatable. Default: float32, bfloat16, int8."),
-    ] = None,
+    data: DataOption = None,
+    dtype: OursOption = None,
     threads: ThreadsOption = 1,
     fallback: FallbackOption = None,
     state: StateOption = None,
@@ -113,13 +116,8 @@ def model(
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
     pace = _pace(latency, rate, load)
     asked = ModelRequest(
-        *(model, shape, constant, batch, dtype),
-        threads=threads,
-        fallback=fallback,
-        state=state,
-        step=step,
-        axis=axis,
-        window=window,
+        *(model, shape, constant, batch, dtype, "native", threads),
+        *(False, False, fallback, state, step, axis, window),
     )
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="sparsejit-bench-"))
@@ -133,9 +131,7 @@ def model(
         speeds = _speeds_by_zeros(source, threads)
     forecast = [{"zeros": share, "speed": speed} for share, speed in speeds.items()]
     if not hand_over({**found.as_dict(), "shrink": forecast, "states": states}, as_json, out):
-        _show(found)
-        if states:
-            say("\n".join(states))
+        _show(found, states)
         if speeds:
             say(_forecast_line(asked, speeds))
 
@@ -162,7 +158,7 @@ def _pace(latency: float | None, rate: float | None, load: bool) -> "CallPace | 
     return None if latency is None else CallPace(latency, rate or _RATE, load)
 
 
-def _show(found: "AnyComparison") -> None:
+def _show(found: "AnyComparison", states: Sequence[str] = ()) -> None:
     console.print(_table(found))
     if found.latency is not None:
         console.print(_latency_table(found.latency))
@@ -174,6 +170,8 @@ def _show(found: "AnyComparison") -> None:
     else:
         for way, verdict in verdicts.items():
             say(f"{way}: {verdict}", style="bold")
+    if states:
+        say("\n".join(states))
 
 
 def _speeds_by_zeros(source: "NamedModel", threads: int) -> dict[float, float]:

@@ -49,6 +49,12 @@ ExportOption = Annotated[
     Path | None,
     typer.Option(help="File to write code for C to, .o, .so or .obj; with --cmake, a folder."),
 ]
+HeaderOption = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="File to write the C header to, .h.")
+]
+CmakeOption = Annotated[
+    str, typer.Option(help="Name of a CMake package, which --export writes as a folder.")
+]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="Print all facts about every layer.")
 ]
@@ -71,12 +77,8 @@ def compile_command(
     axis: AxisOption = -1,
     window: WindowOption = None,
     export: ExportOption = None,
-    header: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="File to write the C header to, .h.")
-    ] = None,
-    cmake: Annotated[
-        str, typer.Option(help="Name of a CMake package, which --export writes as a folder.")
-    ] = "",
+    header: HeaderOption = None,
+    cmake: CmakeOption = "",
     system: Annotated[
         str, typer.Option(help="System of --export: linux, windows or macos.")
     ] = "linux",

@@ -117,7 +117,7 @@ class _Decoder(NamedTuple):
     positions: int | None
 
 
-class _Reader(NamedTuple):
+class _BlockDecoder(NamedTuple):
     """A decoder of several tokens a call, whose states are another's.
 
     Attributes:
@@ -163,7 +163,7 @@ def _decoder_of(fast: CompiledModel, position: str | None, given: Mapping[str, A
 
 def _reader_of(
     blocks: CompiledModel, decoder: _Decoder, given: Mapping[str, Any]
-) -> _Reader:
+) -> _BlockDecoder:
     """Return the parts of the model of blocks. Raises InvalidInput for another decoder's."""
     if not isinstance(blocks, CompiledModel):
         found = type(blocks).__name__
@@ -184,7 +184,7 @@ def _reader_of(
             "two tokens, with the position of each or of the first"
         )
     names = [each.kind.name for each in shared.inputs]
-    return _Reader(shared, _constants(shared, names, given), tokens)
+    return _BlockDecoder(shared, _constants(shared, names, given), tokens)
 
 
 def _interface(shared: SteppedModel) -> list[str]:
@@ -309,7 +309,7 @@ def _new_draw(
 
 
 def _run(
-    decoder: _Decoder, reader: _Reader | None, prompt: Array, n: int, draw: Array
+    decoder: _Decoder, reader: _BlockDecoder | None, prompt: Array, n: int, draw: Array
 ) -> Array:
     """Run the prompt, then n steps at most, each with a draw."""
     shared, loop = decoder.shared, decoder.loop
@@ -349,7 +349,7 @@ def _moving(decoder: _Decoder, said: Array, each: int) -> list[tuple[int, Array]
     return moving
 
 
-def _read_blocks(decoder: _Decoder, reader: _Reader, prompt: Array, block: Array) -> int:
+def _read_blocks(decoder: _Decoder, reader: _BlockDecoder, prompt: Array, block: Array) -> int:
     """Run the whole blocks of a prompt, and write the states to `block`; return their tokens."""
     shared, count = reader.shared, len(prompt) // reader.tokens
     if not count:
