@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("skl2onnx")
+pytest.importorskip("onnxmltools")
+pytest.importorskip("catboost")
+pytest.importorskip("lightgbm")
+pytest.importorskip("xgboost")
 
 import onnx_ml_files as files
 import onnxruntime
