@@ -10,7 +10,7 @@ STAMPS := $(VENV)/.stamps
 unexport PYTHONDONTWRITEBYTECODE
 PLANS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m plans \
   $$(grep -rl --include='test_*.py' mark.plans tests)
-PRETENDED := plans-zen5 plans-zen4 plans-golden_cove plans-unknown
+PRETENDED := plans-zen5 plans-zen4 plans-golden_cove plans-raptor_lake plans-unknown
 
 .PHONY: demo test plans $(PRETENDED) plans-avx2 lint docs release-check setup clean
 

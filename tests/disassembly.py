@@ -17,7 +17,7 @@ from sparsejit.x86.operands import Literal, Memory, Operand, Register, Relative,
 _MNEMONICS = {value: name.lower() for name, value in vars(Mnemonic).items() if name.isupper()}
 _ADDRESS = 1 << 40  # so that no displacement wraps around address 0
 _gnu_syntax = Formatter(FormatterSyntax.GAS)
-_SYNONYMS = {"jnz": "jne", "jz": "je", "jnc": "jae", "jc": "jb"}
+_SYNONYMS = {"jnz": "jne", "jz": "je", "jnc": "jae", "jc": "jb", "{vex} vpdpbusd": "vpdpbusd"}
 _FIRST_OF_KIND = {
     "xmm": Iced.XMM0, "ymm": Iced.YMM0, "zmm": Iced.ZMM0,
     "r16": Iced.AX, "r32": Iced.EAX, "r64": Iced.RAX, "k": Iced.K0, "tmm": Iced.TMM0,

@@ -6,20 +6,32 @@
 Gaps hold the zero point; the sum subtracts the zero point once for every byte, gaps included.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from sparsejit.asm_templates.convolution.int8_conversions import ByteQuantisation, fill_gaps
-from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, load_order
-from sparsejit.asm_templates.convolution.int8_results import MASK, ByteEpilogue, ByteResults
+from sparsejit.asm_templates.convolution.int8_planes import (
+    LINE,
+    BytePlanes,
+    load_order,
+    narrow_order,
+)
+from sparsejit.asm_templates.convolution.int8_results import (
+    MASK,
+    ByteEpilogue,
+    ByteResults,
+    NarrowByteResults,
+)
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
+    Register,
     dword,
     r8,
     r9,
@@ -53,26 +65,31 @@ class ResultRow(NamedTuple):
 
 
 _ROW, _STACK = ResultRow(*slots(rsp, len(ResultRow._fields), step=4)), 24
+_CONSTANTS = Memory(rsp, 16)
+_NARROW_GAP = ymm(15)
 
 
 def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteQuantisation) -> None:
     """Append code that writes the mean of each channel at rdi to consecutive floats at rsi."""
-    total, summed, none = zmm(0), zmm(1), zmm(2)
+    total, summed, none = (vector(asm, number) for number in range(3))
+    step = asm.target.vector_bytes
     share = np.float32(steps.scale / (x.rows * x.columns))
     place = asm.literal(np.array([share], np.float32))
     zero(asm, none)
 
-    def vector() -> None:
-        asm.emit("vpsadbw", summed, none, Memory(_X))
-        asm.emit("vpaddq", total, total, summed)
+    def line() -> None:
+        for place in range(0, LINE, step):
+            asm.emit("vpsadbw", summed, none, Memory(_X, place))
+            asm.emit("vpaddq", total, total, summed)
         asm.emit("add", _X, LINE)
 
     def channel() -> None:
         zero(asm, total)
         asm.emit("mov", _X, rdi)
-        repeat(asm, x.vectors, _VECTORS_LEFT, vector)
-        asm.emit("vextracti64x4", ymm(1), total, 1)
-        asm.emit("vpaddq", ymm(0), ymm(0), ymm(1))
+        repeat(asm, x.vectors, _VECTORS_LEFT, line)
+        if step == LINE:
+            asm.emit("vextracti64x4", ymm(1), total, 1)
+            asm.emit("vpaddq", ymm(0), ymm(0), ymm(1))
         asm.emit("vextracti128", xmm(1), ymm(0), 1)
         asm.emit("vpaddq", xmm(0), xmm(0), xmm(1))
         asm.emit("vpshufd", xmm(1), xmm(0), 0b01001110)
@@ -104,21 +121,15 @@ class ByteScaling:
 
 def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
     """Append code that multiplies each channel at rdi by its float at SCALES, to planes at rsi."""
-    x, y, sums = scaling.x, scaling.y, [zmm(number) for number in range(_QUARTERS)]
-    results = ByteResults(asm, ByteEpilogue(scaling.y_steps.zero_point, cuts=True))
+    x, y = scaling.x, scaling.y
     asm.emit("sub", rsp, _STACK)
-    asm.emit("lea", rcx, Literal(asm.literal(results.epilogue.constants())))
-    results.load_constants(rcx)
-    load_order(asm, _ORDER)
+    finish, gap = _scaled_results(asm, ByteEpilogue(scaling.y_steps.zero_point, cuts=True))
     ratio = np.float32(scaling.x_steps.scale / scaling.y_steps.scale)
     numbers = asm.literal(np.array([ratio, -scaling.x_steps.zero_point], np.float32))
-    fill_gaps(asm, y, rsi, results.gap, scaling.is_first)
+    fill_gaps(asm, y, rsi, gap, scaling.is_first)
 
-    def vector() -> None:
-        asm.emit("vmovdqu64", MASK, Memory(_MASKS))
-        for number, total in enumerate(sums):
-            asm.emit("vpmovzxbd", total, Memory(_X, _LANES * number))
-        results.finish(sums, rsp, Memory(_Y), Memory(_Y), Memory(rsp), _ORDER)
+    def line() -> None:
+        finish()
         for register in (_X, _Y, _MASKS):
             asm.emit("add", register, LINE)
 
@@ -131,7 +142,7 @@ def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
         asm.emit("lea", _MASKS, Literal(asm.literal(y.masks())))
-        repeat(asm, y.vectors, _VECTORS_LEFT, vector)
+        repeat(asm, y.vectors, _VECTORS_LEFT, line)
         for register, step in ((rdi, x.channel), (rsi, y.channel), (SCALES, 4)):
             asm.emit("add", register, step)
 
@@ -141,3 +152,41 @@ def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
             asm.emit("add", rdi, x.sample - x.channels * x.channel)
             asm.emit("add", rsi, y.sample - y.channels * y.channel)
     asm.emit("add", rsp, _STACK)
+
+
+def _scaled_results(
+    asm: Assembler, epilogue: ByteEpilogue
+) -> tuple[Callable[[], None], Register]:
+    """Load constants; return what appends the code of 64 positions, and the gap's register."""
+    sums, lanes = [vector(asm, number) for number in range(_QUARTERS)], asm.target.lanes
+
+    def load(place: int) -> None:
+        for number, total in enumerate(sums):
+            asm.emit("vpmovzxbd", total, Memory(_X, place + lanes * number))
+
+    if asm.target.isa == "avx2":
+        narrow = NarrowByteResults(asm, epilogue)
+        place = asm.literal(epilogue.constants(narrow.COPIES))
+        asm.emit("lea", rcx, Literal(place))
+        asm.emit("mov", _CONSTANTS, rcx)
+        narrow.load_gap(_NARROW_GAP, rcx)
+        order = narrow_order(asm)
+
+        def halves() -> None:
+            for place in (0, LINE // 2):
+                load(place)
+                y, mask = (Memory(base, place) for base in (_Y, _MASKS))
+                narrow.finish(sums, rsp, y, y, _CONSTANTS, mask, order)
+
+        return halves, _NARROW_GAP
+    results = ByteResults(asm, epilogue)
+    asm.emit("lea", rcx, Literal(asm.literal(epilogue.constants())))
+    results.load_constants(rcx)
+    load_order(asm, _ORDER)
+
+    def whole() -> None:
+        asm.emit("vmovdqu64", MASK, Memory(_MASKS))
+        load(0)
+        results.finish(sums, rsp, Memory(_Y), Memory(_Y), _CONSTANTS, _ORDER)
+
+    return whole, results.gap

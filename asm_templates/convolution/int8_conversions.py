@@ -26,11 +26,18 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     BytePhase,
     BytePlanes,
     ByteWindows,
+    store_line,
 )
-from sparsejit.asm_templates.shared.int8_inputs import ByteRounding
+from sparsejit.asm_templates.shared.int8_inputs import ByteRounding, store_bytes
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.masks import TAIL_MASK, set_tail_mask
-from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.asm_templates.shared.masks import (
+    TAIL_MASK,
+    load_masked,
+    set_tail_mask,
+    store_masked,
+    tail_mask,
+)
+from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -46,14 +53,16 @@ from sparsejit.x86.operands import (
     rdi,
     rdx,
     rsi,
+    ymm,
     zmm,
 )
 
 _X_ROW, _Y_ROW = r8, r9
 _SAMPLES_LEFT, _CHANNELS_LEFT, _ROWS_LEFT, _VECTORS_LEFT = r10, rdx, rcx, r11
-_LANES = 16
+_LANES, _EIGHT = 16, 8
+_NARROW = 32  # bytes of a vector of AVX2
 _LARGEST = 1024.0  # in units of the scale: beyond any byte
-_GAP = zmm(30)
+_GAP = 11  # number of the register
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,8 @@ class FloatRows:
 def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuantisation) -> None:
     """Append code that rounds x at rdi to planes whose first position is at rsi, gaps included."""
     numbers = np.array([np.float32(1) / np.float32(steps.scale), _LARGEST], np.float32)
-    rounding = ByteRounding(zmm(16), zmm(17), zmm(18), zmm(19))
+    is_narrow = asm.target.isa == "avx2"
+    rounding = ByteRounding(*(vector(asm, 12 + number) for number in range(4)))
     place = asm.literal(numbers)
     asm.emit("vbroadcastss", rounding.reciprocal, Literal(place))
     asm.emit("vbroadcastss", rounding.largest, Literal(place + 4))
@@ -93,7 +103,18 @@ def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuanti
         asm.emit("vmovups", loaded, floats)
         rounding.store(asm, into.masked(TAIL_MASK) if is_tail else into, value, value)
 
+    def eight(first: int, count: int) -> None:
+        place, into = Memory(_X_ROW, 4 * first), Memory(_Y_ROW, first)
+        if count == _EIGHT:
+            rounding.store_narrow(asm, into, ymm(0), place)
+            return
+        load_masked(asm, ymm(0), tail_mask(asm, count, ymm(1)), place)
+        rounding.store_narrow(asm, into, ymm(0), ymm(0), count)
+
     def row() -> None:
+        if is_narrow:
+            _by_eight(y.columns, eight)
+            return
         _by_sixteen(asm, y.columns, lambda n, tail: sixteen(16 * n, Memory(r8, 64 * n), tail))
 
     _rows(asm, y, (x.sample, x.channel, x.row), y.strides[:3], row)
@@ -101,20 +122,34 @@ def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuanti
 
 def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteQuantisation) -> None:
     """Append code that writes planes, whose first position is at rdi, as floats to y at rsi."""
-    scale, shift = zmm(16), zmm(18)
+    scale, shift = vector(asm, 12), vector(asm, 13)
     asm.emit("vbroadcastss", scale, Literal(asm.literal(np.array([steps.scale], np.float32))))
     _spread(asm, shift, steps.zero_point)
 
-    def sixteen(number: int, is_tail: bool) -> None:
-        value, into = zmm(0), Memory(_Y_ROW, 64 * number)
-        asm.emit("vpmovzxbd", value, Memory(_X_ROW, 16 * number))
+    def floats(first: int) -> Register:
+        value = vector(asm, 0)
+        asm.emit("vpmovzxbd", value, Memory(_X_ROW, first))
         asm.emit("vpsubd", value, value, shift)
         asm.emit("vcvtdq2ps", value, value)
         asm.emit("vmulps", value, value, scale)
+        return value
+
+    def sixteen(number: int, is_tail: bool) -> None:
+        value, into = floats(16 * number), Memory(_Y_ROW, 64 * number)
         asm.emit("vmovups", into.masked(TAIL_MASK) if is_tail else into, value)
 
+    def eight(first: int, count: int) -> None:
+        value, into = floats(first), Memory(_Y_ROW, 4 * first)
+        if count == _EIGHT:
+            asm.emit("vmovups", into, value)
+        else:
+            store_masked(asm, into, tail_mask(asm, count, ymm(1)), value)
+
     def row() -> None:
-        _by_sixteen(asm, x.columns, sixteen)
+        if asm.target.isa == "avx2":
+            _by_eight(x.columns, eight)
+        else:
+            _by_sixteen(asm, x.columns, sixteen)
 
     _rows(asm, x, x.strides[:3], (y.sample, y.channel, y.row), row)
 
@@ -126,7 +161,8 @@ def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -
     """
     y, stride = windows.planes, windows.columns[0].stride
     fill_planes(asm, y, gap)
-    for number, phase in enumerate(windows.columns):
+    is_narrow = asm.target.isa == "avx2"
+    for number, phase in enumerate(() if is_narrow else windows.columns):
         _set_mask(asm, number, phase.count % (LINE // stride))
 
     def channel() -> None:
@@ -136,7 +172,7 @@ def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -
             asm.emit("lea", _Y_ROW, Memory(rsi, first))
 
             def row(phase: BytePhase = phase) -> None:
-                _copy_row(asm, windows)
+                (_copy_narrow_row if is_narrow else _copy_row)(asm, windows)
                 asm.emit("add", _X_ROW, phase.stride * x.pitch)
                 asm.emit("add", _Y_ROW, y.pitch)
 
@@ -151,25 +187,34 @@ def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -
 
 def emit_byte_pooling(asm: Assembler, windows: ByteWindows, y: BytePlanes, gap: int) -> None:
     """Append code that writes the largest byte of each window of planes at rdi to planes at rsi."""
-    x, largest, blended = windows.planes, zmm(0), zmm(1)
-    _spread_bytes(asm, _GAP, gap)
-    fill_gaps(asm, y, rsi, _GAP)
-    masks = Literal(asm.literal(y.masks()))
+    x, largest, blended = windows.planes, vector(asm, 0), vector(asm, 1)
+    around = vector(asm, _GAP)
+    _spread_bytes(asm, around, gap)
+    fill_gaps(asm, y, rsi, around)
+    masks, is_narrow = Literal(asm.literal(y.masks())), asm.target.isa == "avx2"
+    move = "vmovdqu" if is_narrow else "vmovdqu64"
 
-    def vector() -> None:
+    def part(place: int) -> None:
         first, *others = windows.taps
-        asm.emit("vmovdqu64", largest, Memory(rdi, first))
+        asm.emit(move, largest, Memory(rdi, place + first))
         for tap in others:
-            asm.emit("vpmaxub", largest, largest, Memory(rdi, tap))
-        asm.emit("vmovdqu64", blended, Memory(r8))
-        asm.emit("vpternlogd", blended, largest, _GAP, 0xCA)
-        asm.emit("vmovdqu64", Memory(rsi), blended)
+            asm.emit("vpmaxub", largest, largest, Memory(rdi, place + tap))
+        asm.emit(move, blended, Memory(r8, place))
+        if is_narrow:
+            asm.emit("vpblendvb", blended, around, largest, blended)
+        else:
+            asm.emit("vpternlogd", blended, largest, around, 0xCA)
+        asm.emit(move, Memory(rsi, place), blended)
+
+    def line() -> None:
+        for place in range(0, LINE, asm.target.vector_bytes):
+            part(place)
         for register in (rdi, rsi, r8):
             asm.emit("add", register, LINE)
 
     def channel() -> None:
         asm.emit("lea", r8, masks)
-        repeat(asm, y.vectors, _VECTORS_LEFT, vector)
+        repeat(asm, y.vectors, _VECTORS_LEFT, line)
         asm.emit("add", rdi, windows.phases * x.channel - y.vectors * LINE)
         asm.emit("add", rsi, y.channel - y.vectors * LINE)
 
@@ -187,7 +232,7 @@ def fill_gaps(
     and rcx.
     """
     for place in range(-planes.before if before else 0, 0, LINE):
-        asm.emit("vmovdqu64", Memory(base, place), gap)
+        store_line(asm, base, place, gap)
     behind = range(planes.vectors * LINE, planes.channel, LINE)
     if not behind:
         return
@@ -195,7 +240,7 @@ def fill_gaps(
 
     def channel() -> None:
         for place in behind:
-            asm.emit("vmovdqu64", Memory(rax, place), gap)
+            store_line(asm, rax, place, gap)
         asm.emit("add", rax, planes.channel)
 
     repeat(asm, planes.samples * planes.channels, rcx, channel)
@@ -203,11 +248,12 @@ def fill_gaps(
 
 def fill_planes(asm: Assembler, planes: BytePlanes, gap: int) -> None:
     """Append code that sets all bytes of the planes at rsi to `gap`. Clobbers rax and rcx."""
-    _spread_bytes(asm, _GAP, gap)
+    around = vector(asm, _GAP)
+    _spread_bytes(asm, around, gap)
     asm.emit("lea", rax, Memory(rsi, -planes.before))
 
     def line() -> None:
-        asm.emit("vmovdqu64", Memory(rax), _GAP)
+        store_line(asm, rax, 0, around)
         asm.emit("add", rax, LINE)
 
     repeat(asm, planes.bytes // LINE, rcx, line)
@@ -252,6 +298,18 @@ def _by_sixteen(asm: Assembler, columns: int, body: Callable[[int, bool], None])
         body(whole, True)
 
 
+def _by_eight(columns: int, body: Callable[[int, int], None]) -> None:
+    """Call `body` for every eight elements of a row, by first element and count.
+
+    The last eight may overlap the eight before them; there are fewer in short rows alone.
+    """
+    if columns < _EIGHT:
+        body(0, columns)
+        return
+    for first in range(0, columns, _EIGHT):
+        body(min(first, columns - _EIGHT), _EIGHT)
+
+
 def _copy_row(asm: Assembler, windows: ByteWindows) -> None:
     """Copy a row: each phase of its columns to the plane of that phase."""
     stride, y = windows.columns[0].stride, windows.planes
@@ -271,6 +329,38 @@ def _copy_row(asm: Assembler, windows: ByteWindows) -> None:
             if phase.first:
                 asm.emit("vpsrlw", value, value, 8)
             asm.emit("vpmovwb", into, value)
+
+
+def _copy_narrow_row(asm: Assembler, windows: ByteWindows) -> None:
+    """Copy a row with AVX2, 32 bytes of each phase at a time.
+
+    Bytes behind the row are not touched: reading them again would wait for the stores before.
+    """
+    stride, y = windows.columns[0].stride, windows.planes
+    loaded, parts = (ymm(0), ymm(1)), (ymm(2), ymm(3))
+    for first in range(0, max(phase.count for phase in windows.columns), _NARROW):
+        for number, register in enumerate(loaded[:stride]):
+            asm.emit("vmovdqu", register, Memory(_X_ROW, stride * first + _NARROW * number))
+        for number, phase in enumerate(windows.columns):
+            if first >= phase.count:
+                continue
+            value = loaded[0]
+            if stride > 1:
+                for register, x in zip(parts, loaded, strict=True):
+                    if phase.first:
+                        asm.emit("vpsrlw", register, x, 8)
+                    else:
+                        asm.emit("vpand", register, x, _even_bytes(asm))
+                value = parts[0]
+                asm.emit("vpackuswb", value, *parts)
+                asm.emit("vpermq", value, value, 0b11011000)
+            into = Memory(_Y_ROW, number * y.channel + first)
+            store_bytes(asm, into, value, min(_NARROW, phase.count - first))
+
+
+def _even_bytes(asm: Assembler) -> Literal:
+    """Ones in the lower byte of every 16 bits."""
+    return Literal(asm.literal(np.full(_NARROW // 2, 255, np.int16)))
 
 
 def _set_mask(asm: Assembler, number: int, count: int) -> None:

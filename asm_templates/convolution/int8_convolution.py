@@ -1,4 +1,4 @@
-"""Sparse int8 convolution by `vpdpbusd`: four inputs of a row at a time, at 64 positions.
+"""Sparse int8 convolution: four inputs of a row at a time, at 64 positions.
 
     QuadForm      the form of a quad: for one row, or shared by two
     quad_stream   the weights in the order in which the code reads them
@@ -25,13 +25,23 @@ A quad has any four inputs, whose positions are interleaved as they are multipli
 Or it has four channels that already lie side by side (`int8_planes`), from which e0 .. e3 are
 loaded.
 
+With AVX2, each half of the positions in turn:
+
+    e0 .. e3      = as above, from 32 positions
+    sum0 .. sum3 += vpdpbusd e0 .. e3, w                         with AVX-VNNI; else
+    t0 .. t3      = vpmaddubsw e0 .. e3, w                       pairs of products, in 16 bits
+    sum0 .. sum3 += vpmaddwd t0 .. t3, ones
+
+`vpmaddubsw` saturates, so weights are put in pairs whose sums of products fit (`in_pairs`).
+
 Weights are data, read in order. All rows are computed for one vector of positions before the next
 vector. Packing the sums restores the order of positions. An input is a channel of `int8_planes` at
 one tap.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +53,15 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     BytePlanes,
     ChannelFours,
     load_order,
+    narrow_order,
 )
-from sparsejit.asm_templates.convolution.int8_results import MASK, ByteEpilogue, ByteResults
+from sparsejit.asm_templates.convolution.int8_results import (
+    MASK,
+    ByteEpilogue,
+    ByteResults,
+    NarrowByteResults,
+)
+from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import zero
@@ -55,6 +72,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
+    Register,
     dword,
     r8,
     r9,
@@ -72,6 +90,7 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
     rsp,
+    ymm,
     zmm,
 )
 from sparsejit.x86.routines import call_routine, pop, push, slots
@@ -91,10 +110,14 @@ class QuadForm:
     together: rows that share a quad.
     fours: whether its inputs are four channels that lie side by side, at one tap, so that it has
         one offset; else any four inputs.
+    paired: whether its first two weights, and its last two, are such that the sum of two products
+        with bytes fits 16 bits, as `vpmaddubsw` adds them: they have opposite signs, or magnitudes
+        that sum to at most 128.
     """
 
     together: int
     fours: bool = False
+    paired: bool = False
 
     @property
     def offsets(self) -> int:
@@ -126,6 +149,9 @@ def expected_quads(matrix: SparseMatrix, taps: int, form: QuadForm) -> int:
     weights, together = matrix.nonzeros, form.together
     if not form.fours and together == 1:
         return _quads_of(matrix.row_counts)
+    if form.paired:
+        integers, alone = quantised_nonzeros(matrix)[0], np.arange(matrix.out_features)[:, None]
+        return len(in_two(*_by_cell(integers, alone, taps, form))[0])
     cells, cell, _ = _cells(weights, taps, form)
     units = ceil_div(matrix.out_features, together)
     if form.fours:
@@ -197,6 +223,18 @@ def _places(weights: CompressedRows, members: _Integers) -> tuple[_Integers, _In
     return unit, slot
 
 
+def _by_cell(
+    weights: CompressedRows, members: _Integers, taps: int, form: QuadForm
+) -> tuple[_Integers, _Integers, npt.NDArray[np.int8]]:
+    """Return the unit, the cell and the weights of each cell that a unit of rows uses."""
+    unit, slot = _places(weights, members)
+    cells, cell, lane = _cells(weights, taps, form)
+    used, found = distinct(unit * cells + cell, len(members) * cells)
+    values = np.zeros((len(used), form.together, QUAD // form.offsets), np.int8)
+    values[found, slot, lane] = weights.values
+    return *np.divmod(used, cells), values
+
+
 def quad_stream(
     weights: CompressedRows,
     places: _Integers,
@@ -211,23 +249,104 @@ def quad_stream(
     ends: scale and biases of each row.
     """
     members = _members(weights, form)
-    unit, slot = _places(weights, members)
-    cells, cell, lane = _cells(weights, taps, form)
-    used, found = distinct(unit * cells + cell, len(members) * cells)
-    values = np.zeros((len(used), form.together, QUAD // form.offsets), np.int8)
-    values[found, slot, lane] = weights.values
+    unit, cell, values = _by_cell(weights, members, taps, form)
     if weights.shape[0] % form.together:
-        last = used // cells == len(members) - 1
+        last = unit == len(members) - 1
         values[last] = values[last][:, :1]
-    counts = np.bincount(used // cells, minlength=len(members))
+    if form.paired:
+        split = in_two if form.fours else in_pairs
+        unit, cell, values = split(unit, cell, values)
+    counts = np.bincount(unit, minlength=len(members))
     by_length = np.argsort(-counts, kind="stable")
-    quads = _quads(used % cells, values, counts, by_length, places, form)
+    quads = _quads(cell, values, counts, by_length, places, form)
     records = np.zeros(members.shape, ROW)
     records["offset"] = members * y_channel
     for number, name in enumerate(("scale", "bias", "late")):
         records[name] = ends[members, number]
     turns = ceil_div(counts[by_length], form.offsets)
     return QuadStream(_groups(turns, quads.itemsize), quads, records[by_length].ravel())
+
+
+LARGEST_PAIR = 128  # sum of magnitudes: 255 * 128 is below 2 ** 15
+
+
+def in_pairs(
+    unit: _Integers, cell: _Integers, values: npt.NDArray[np.int8]
+) -> tuple[_Integers, _Integers, npt.NDArray[np.int8]]:
+    """Return the weights of all units in pairs, as `QuadForm.paired` has them, and their cells.
+
+    The largest weights of one sign go with the largest of the other. Weights of the same sign are
+    left over: the smallest go in pairs, as many as possible, and the others with a weight of 0.
+    """
+    flat = values.reshape(-1).astype(np.int64)
+    negative, size = (flat < 0).astype(np.int64), np.abs(flat)
+    if not len(unit):
+        return unit, cell, values
+    order = np.lexsort((-size, negative, unit))
+    unit, cell, size = unit[order], cell[order], size[order]
+    flat, negative = flat[order], negative[order]
+    units = int(unit[-1]) + 1
+    counts = np.bincount(2 * unit + negative, minlength=2 * units)
+    starts = np.cumsum(counts) - counts
+    rank = np.arange(len(unit)) - starts[2 * unit + negative]
+    both = counts.reshape(-1, 2).min(axis=1)
+    left = counts.reshape(-1, 2).max(axis=1) - both
+    rest = np.flatnonzero(rank >= both[unit])
+    paired = _pairs_left(unit[rest], size[rest], left)
+    slot, which = rank.copy(), negative.copy()
+    within, of_unit = rank[rest] - both[unit[rest]], unit[rest]
+    alone = left[of_unit] - 2 * paired[of_unit]
+    behind = 2 * left[of_unit] - 2 * paired[of_unit] - 1 - within
+    is_second = (within >= alone) & (behind < within)
+    slot[rest] = both[of_unit] + np.where(is_second, behind, within)
+    which[rest] = is_second
+    pairs = both + left - paired
+    before = np.cumsum(pairs) - pairs
+    first = before[unit] + slot
+    cells, weights = np.zeros(2 * pairs.sum(), cell.dtype), np.zeros(2 * pairs.sum(), np.int8)
+    begins = which == 0
+    cells.reshape(-1, 2)[first[begins]] = cell[begins][:, None]
+    cells[2 * first + which], weights[2 * first + which] = cell, flat
+    return np.repeat(np.arange(units), 2 * pairs), cells, weights.reshape(-1, 1, 1)
+
+
+def in_two(
+    unit: _Integers, cell: _Integers, values: npt.NDArray[np.int8]
+) -> tuple[_Integers, _Integers, npt.NDArray[np.int8]]:
+    """Return the weights of channels by four as `QuadForm.paired` has them, and their cells.
+
+    Cells with a pair that is too large appear twice, the second time with its second weight alone.
+    """
+    pairs = values.astype(np.int64).reshape(len(values), QUAD // 2, 2)
+    beyond = (np.abs(pairs.sum(axis=2)) > LARGEST_PAIR) & (pairs.prod(axis=2) > 0)
+    again = np.flatnonzero(beyond.any(axis=1))
+    second = np.zeros_like(pairs[again])
+    second[..., 1] = np.where(beyond[again], pairs[again, :, 1], 0)
+    pairs[again] -= second
+    both = np.concatenate([pairs, second]).astype(np.int8).reshape(-1, *values.shape[1:])
+    units, cells = (np.append(each, each[again]) for each in (unit, cell))
+    order = np.argsort(units, kind="stable")
+    return units[order], cells[order], both[order]
+
+
+def _pairs_left(unit: _Integers, size: _Integers, left: _Integers) -> _Integers:
+    """Return for each unit how many pairs its `left` weights of the same sign form at most.
+
+    `size` are the magnitudes, falling within a unit. If there are n pairs, there are n among the 2n
+    smallest, the largest of these with the smallest: n is found by bisection.
+    """
+    starts = np.cumsum(left) - left
+    least, most = np.zeros_like(left), left // 2
+    within = np.arange(len(unit)) - starts[unit]
+    while (least < most).any():
+        middle = (least + most + 1) // 2
+        offset = within - (left - 2 * middle)[unit]
+        tested = np.flatnonzero((offset >= 0) & (offset < middle[unit]))
+        other = (starts + left - 1)[unit[tested]] - offset[tested]
+        beyond = size[tested] + size[other] > LARGEST_PAIR
+        fails = np.bincount(unit[tested][beyond], minlength=len(left)) > 0
+        least, most = np.where(fails, least, middle), np.where(fails, middle - 1, most)
+    return least
 
 
 def _quads(
@@ -323,17 +442,17 @@ def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
 
     Layers share its code. x and y point to the first position. Gaps of y become its zero point.
     """
-    stream = lowered.stream
+    stream, is_narrow = lowered.stream, asm.target.isa == "avx2"
     arrays = {
         r8: stream.groups,
         r9: stream.quads,
         r10: stream.rows,
         r11: lowered.y.masks(),
-        rcx: lowered.epilogue.constants(),
+        rcx: lowered.epilogue.constants(NarrowByteResults.COPIES if is_narrow else 1),
     }
     for register, array in arrays.items():
         asm.emit("lea", register, Literal(asm.literal(array)))
-    code = _QuadCode(asm, lowered)
+    code = (_NarrowQuadCode if is_narrow else _QuadCode)(asm, lowered)
     call_routine(asm, code.key, lambda asm: code.emit())
 
 
@@ -344,35 +463,39 @@ class _QuadCode:
         self.asm, self.x, self.y = asm, lowered.x, lowered.y
         self.is_first = lowered.is_first
         self.form, self.before = lowered.form, lowered.before
-        self.results = ByteResults(asm, lowered.epilogue)
-        self.sums = [[zmm(n) for n in numbers] for numbers in _SUMS[: self.form.together]]
+        self.epilogue = lowered.epilogue
         self.quad_bytes = self.form.dtype.itemsize
         self.quads_a_line = LINE // self.quad_bytes
         self.x_line = LINE * QUAD // self.form.offsets
-        self.order = _ORDER if self.form.fours else None
         self.left = [asm.label(f"{count} left") for count in range(UNROLLED + 1)]
         self.entries = asm.label("entries")
         x, y = self.x, self.y
-        sizes = x.sample, y.sample, y.channel, y.channels, y.samples, y.vectors, y.before
+        sizes = x.sample, y.sample, y.channel, y.channels, y.samples, y.used, y.before
         self.key: Hashable = (
             *("quads", sizes, self.before, self.is_first),
             *(self.form, lowered.epilogue.code),
         )
 
+    @cached_property
+    def results(self) -> ByteResults:
+        return ByteResults(self.asm, self.epilogue)
+
+    @property
+    def sums(self) -> list[list[Register]]:
+        """The registers of the sums of each row that shares quads."""
+        return [[zmm(n) for n in numbers] for numbers in _SUMS[: self.form.together]]
+
     def emit(self) -> None:
         asm = self.asm
         push(asm, _SAVED)
         asm.emit("sub", rsp, _FRAME_BYTES)
-        self.results.load_constants(rcx)
-        if self.order is not None:
-            load_order(asm, self.order)
+        gap = self._load_constants()
         asm.emit("lea", _X, Memory(rdi, -self.before))
         asm.emit("mov", _Y, rsi)
         asm.emit("mov", _ADDED, rdx)
-        asm.address(rax, self.entries)
-        for slot, register in zip(_FRAME, (r8, r9, r10, r11, rcx, rax), strict=False):
+        for slot, register in zip(_FRAME, (r8, r9, r10, r11, rcx), strict=False):
             asm.emit("mov", slot, register)
-        fill_gaps(asm, self.y, rsi, self.results.gap, self.is_first)
+        fill_gaps(asm, self.y, rsi, gap, self.is_first)
         with counted_down(asm, _FRAME.samples, self.y.samples):
             self._sample()
         asm.emit("add", rsp, _FRAME_BYTES)
@@ -382,19 +505,31 @@ class _QuadCode:
         self._entries()
         asm.bind(behind)
 
+    def _load_constants(self) -> Register:
+        """Load what the code keeps in registers; return the zero point of y in all bytes."""
+        self.results.load_constants(rcx)
+        if self.form.fours:
+            load_order(self.asm, _ORDER)
+        return self.results.gap
+
     def _sample(self) -> None:
         asm, y = self.asm, self.y
         asm.emit("mov", _MASKS, _FRAME.masks)
-        with counted_down(asm, _FRAME.vectors, y.vectors):
-            self._vector()
+        self._vectors()
         asm.emit("add", _X, self.x.sample - y.vectors * self.x_line)
         for register in (_Y, _ADDED):
             asm.emit("add", register, y.sample - y.vectors * LINE)
 
+    def _vectors(self) -> None:
+        with counted_down(self.asm, _FRAME.vectors, self.y.vectors):
+            self._vector()
+
     def _vector(self) -> None:
         """Compute all rows at 64 positions."""
         asm, group, done = self.asm, self.asm.label("group"), self.asm.label("done")
-        asm.emit("vmovdqu64", MASK, Memory(_MASKS))
+        asm.address(rax, self.entries)
+        asm.emit("mov", _FRAME.entries, rax)
+        self._load_mask()
         asm.emit("mov", _GROUPS, _FRAME.groups)
         asm.emit("mov", _QUADS, _FRAME.quads)
         asm.emit("mov", _ROWS, _FRAME.rows)
@@ -418,6 +553,9 @@ class _QuadCode:
         for register in (_Y, _ADDED, _MASKS):
             asm.emit("add", register, LINE)
 
+    def _load_mask(self) -> None:
+        self.asm.emit("vmovdqu64", MASK, Memory(_MASKS))
+
     def _row(self) -> None:
         asm, turn = self.asm, self.asm.label("turn")
         for total in (total for sums in self.sums for total in sums):
@@ -435,17 +573,25 @@ class _QuadCode:
         asm.emit("add", _QUADS, UNROLLED * self.quad_bytes)
         asm.emit("sub", dword(rcx), 1)
         asm.jump("jge", turn)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Turn the sums of the rows that share quads into bytes."""
+        asm, order = self.asm, _ORDER if self.form.fours else None
         for sums in self.sums:
             asm.emit("mov", dword(rax), Memory(_ROWS))
             y, added = (Memory(base, 0, rax) for base in (_Y, _ADDED))
-            self.results.finish(sums, _ROWS, y, added, _FRAME.constants, self.order)
+            self.results.finish(sums, _ROWS, y, added, _FRAME.constants, order)
             asm.emit("add", _ROWS, ROW.itemsize)
+
+    def _load_offsets(self, place: int) -> None:
+        for number, offset in enumerate(_OFFSETS[: self.form.offsets]):
+            self.asm.emit("mov", dword(offset), Memory(_QUADS, place + 4 * number))
 
     def _quad(self, place: int) -> None:
         asm = self.asm
         inputs = [zmm(number) for number in range(4, 8)]
-        for number, offset in enumerate(_OFFSETS[: self.form.offsets]):
-            asm.emit("mov", dword(offset), Memory(_QUADS, place + 4 * number))
+        self._load_offsets(place)
         for number, register in enumerate(inputs):
             offset, line = (_OFFSETS[0], number) if self.form.fours else (_OFFSETS[number], 0)
             asm.emit("vmovdqu64", register, Memory(_X, LINE * line, offset))
@@ -467,3 +613,110 @@ class _QuadCode:
             self.asm.align(_ENTRY_BYTES)
             self.asm.jump("jmp", self.left[count])
         self.asm.align(_ENTRY_BYTES)
+
+
+NARROW_PRODUCT = "{vex} vpdpbusd"  # of AVX-VNNI
+
+
+class _NarrowQuadCode(_QuadCode):
+    """Appends the code of AVX2: 64 positions in two halves, pairs by `vpmaddubsw`.
+
+    With AVX-VNNI weights need not be in pairs.
+    """
+
+    _HALF = LINE // 2
+    _PARTS = tuple(ymm(number) for number in (8, 9, 10, 11, 12, 15))
+    _WEIGHT, _ONES = ymm(13), ymm(14)
+
+    def __init__(self, asm: Assembler, lowered: LoweredQuads, halves: int = 2) -> None:
+        super().__init__(asm, lowered)
+        self.halves = halves
+        # Positions of the last vector may end in its first half.
+        ends_early = halves == 2 and 0 < self.y.used % LINE <= self._HALF
+        self.last = _NarrowQuadCode(asm, lowered, 1) if ends_early else None
+        self.whole_vectors = self.y.vectors - ends_early
+
+    @property
+    def sums(self) -> list[list[Register]]:
+        """The registers of the sums of each half."""
+        return [[ymm(4 * half + number) for number in range(4)] for half in range(self.halves)]
+
+    def _load_constants(self) -> Register:
+        asm = self.asm
+        asm.emit("vpbroadcastd", self._ONES, Literal(asm.literal(np.ones(2, np.int16))))
+        gap = self._PARTS[0]
+        NarrowByteResults(asm, self.epilogue).load_gap(gap, rcx)
+        return gap
+
+    def _vectors(self) -> None:
+        if self.whole_vectors:
+            with counted_down(self.asm, _FRAME.vectors, self.whole_vectors):
+                self._vector()
+        if self.last is not None:
+            self.last._vector()
+
+    def _entries(self) -> None:
+        if self.whole_vectors:
+            super()._entries()
+        if self.last is not None:
+            self.last._entries()
+
+    def _load_mask(self) -> None:
+        """Nothing: `NarrowByteResults.finish` reads masks from memory."""
+
+    def _finish(self) -> None:
+        asm, results = self.asm, NarrowByteResults(self.asm, self.epilogue)
+        order = narrow_order(asm) if self.form.fours else None
+        asm.emit("mov", dword(rax), Memory(_ROWS))
+        for half, sums in enumerate(self.sums):
+            place = half * self._HALF
+            y, added = (Memory(base, place, rax) for base in (_Y, _ADDED))
+            mask = Memory(_MASKS, place)
+            results.finish(sums, _ROWS, y, added, _FRAME.constants, mask, order)
+        if self.halves == 1:
+            results.load_gap(self._PARTS[0], rcx)
+            asm.emit("vmovdqu", Memory(_Y, self._HALF, rax), self._PARTS[0])
+        asm.emit("add", _ROWS, ROW.itemsize)
+
+    def _quad(self, place: int) -> None:
+        asm = self.asm
+        self._load_offsets(place)
+        asm.emit("vpbroadcastd", self._WEIGHT, Memory(_QUADS, place + 4 * self.form.offsets))
+        for half, sums in enumerate(self.sums):
+            fours = self._PARTS[:4] if self.form.fours else self._interleave(half)
+            for number, four in enumerate(fours if self.form.fours else ()):
+                place = self._HALF * (4 * half + number)
+                asm.emit("vmovdqu", four, Memory(_X, place, _OFFSETS[0]))
+            self._multiply(sums, fours)
+
+    def _multiply(self, sums: Sequence[Register], fours: Sequence[Register]) -> None:
+        """Add to each of the sums the products of four bytes of each position and the weights."""
+        asm = self.asm
+        if not self.form.paired:
+            for total, four in zip(sums, fours, strict=True):
+                asm.emit(NARROW_PRODUCT, total, four, self._WEIGHT)
+            return
+        for four in fours:
+            asm.emit("vpmaddubsw", four, four, self._WEIGHT)
+        for four in fours:
+            asm.emit("vpmaddwd", four, four, self._ONES)
+        for total, four in zip(sums, fours, strict=True):
+            asm.emit("vpaddd", total, total, four)
+
+    def _interleave(self, half: int) -> Sequence[Register]:
+        """Load 32 positions of four inputs, and return their bytes side by side, as `interleaved`.
+
+        The last input is read twice from memory: there are no more registers.
+        """
+        asm, (a, b, c, low, high, last) = self.asm, self._PARTS
+        inputs = [Memory(_X, half * self._HALF, offset) for offset in _OFFSETS]
+        for register, place in zip((a, b, c), inputs, strict=False):
+            asm.emit("vmovdqu", register, place)
+        asm.emit("vpunpcklbw", low, a, b)
+        asm.emit("vpunpckhbw", a, a, b)
+        asm.emit("vpunpcklbw", high, c, inputs[3])
+        asm.emit("vpunpckhbw", c, c, inputs[3])
+        fours = b, low, last, a
+        for four, pair in zip(fours, ((low, high), (low, high), (a, c), (a, c)), strict=True):
+            asm.emit("vpunpckhwd" if four in (low, a) else "vpunpcklwd", four, *pair)
+        return fours

@@ -31,9 +31,11 @@ from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
+    VECTOR_BYTES,
     Literal,
     Memory,
     Register,
@@ -44,6 +46,7 @@ from sparsejit.x86.operands import (
     rcx,
     rdi,
     rsi,
+    ymm,
     zmm,
 )
 
@@ -53,6 +56,13 @@ LINE = CACHE_LINE_BYTES
 def lines(size: int) -> int:
     """Return the number of cache lines that hold `size` bytes."""
     return ceil_div(size, LINE)
+
+
+def store_line(asm: Assembler, base: Register, place: int, value: Register) -> None:
+    """Store a cache line of copies of a vector of either width, `place` bytes behind `base`."""
+    move = "vmovdqu64" if value.kind == "zmm" else "vmovdqu"
+    for offset in range(0, LINE, VECTOR_BYTES[value.kind]):
+        asm.emit(move, Memory(base, place + offset), value)
 
 
 @dataclass(frozen=True)
@@ -218,7 +228,7 @@ def _along(axis: Axis) -> tuple[tuple[BytePhase, ...], list[tuple[int, int]]]:
 
 
 _TOGETHER = 4
-_ORDER, _GAP = zmm(12), zmm(13)
+_ORDER, _GAP = zmm(12), 13  # the latter's number
 
 
 @dataclass(frozen=True)
@@ -259,21 +269,23 @@ class ChannelFours:
 def emit_fours(asm: Assembler, y: ChannelFours, gap: int) -> None:
     """Append the copy of the planes at rdi to fours at rsi, and their gap before the first."""
     planes = y.planes
-    apart = y.phases * planes.channel
-    load_order(asm, _ORDER)
+    apart, is_narrow = y.phases * planes.channel, asm.target.isa == "avx2"
+    around = vector(asm, _GAP)
+    if not is_narrow:
+        load_order(asm, _ORDER)
     spread = np.full(4, gap, np.uint8)
-    asm.emit("vpbroadcastd", _GAP, Literal(asm.literal(spread)))
+    asm.emit("vpbroadcastd", around, Literal(asm.literal(spread)))
     asm.emit("lea", rax, Memory(rsi, -y.before))
 
     def before() -> None:
-        asm.emit("vmovdqu64", Memory(rax), _GAP)
+        store_line(asm, rax, 0, around)
         asm.emit("add", rax, LINE)
 
     repeat(asm, y.before // LINE, rcx, before)
 
     def four(count: int) -> None:
         def line() -> None:
-            _line(asm, count, apart)
+            (_narrow_line if is_narrow else _line)(asm, count, apart)
             asm.emit("add", rdi, LINE)
             asm.emit("add", rsi, _TOGETHER * LINE)
 
@@ -296,12 +308,41 @@ def _line(asm: Assembler, count: int, apart: int) -> None:
         if number < count:
             asm.emit("vpermd", register, _ORDER, Memory(rdi, number * apart))
         else:
-            asm.emit("vmovdqa64", register, _GAP)
+            asm.emit("vmovdqa64", register, zmm(_GAP))
     for number, register in interleaved(asm, inputs, [zmm(number) for number in range(8, 12)]):
         asm.emit("vmovdqu64", Memory(rsi, number * LINE), register)
+
+
+def _narrow_line(asm: Assembler, count: int, apart: int) -> None:
+    """Copy 64 positions of `count` channels with AVX2, in two halves.
+
+    Interleaving leaves the lower and upper 16 of 32 positions in the halves of registers.
+    """
+    half = LINE // 2
+    for part in (0, half):
+        inputs = [ymm(number) for number in range(4, 8)]
+        for number, register in enumerate(inputs):
+            if number < count:
+                asm.emit("vmovdqu", register, Memory(rdi, number * apart + part))
+            else:
+                asm.emit("vmovdqa", register, ymm(_GAP))
+        made = interleaved(asm, inputs, [ymm(number) for number in range(8, 12)])
+        first, second, third, fourth = (register for _, register in made)
+        for number, (low, high) in enumerate(((first, second), (third, fourth)) * 2):
+            which = 0x31 if number > 1 else 0x20
+            asm.emit("vperm2i128", ymm(0), low, high, which)
+            asm.emit("vmovdqu", Memory(rsi, _TOGETHER * part + number * half), ymm(0))
 
 
 def load_order(asm: Assembler, register: Register) -> None:
     """Load the indices with which `vpermd` transposes 16 dwords as a 4x4 matrix."""
     order = np.arange(16, dtype=np.int32).reshape(4, 4).T.reshape(-1)
     asm.emit("vmovdqu64", register, Literal(asm.literal(order, LINE)))
+
+
+def narrow_order(asm: Assembler) -> Literal:
+    """AVX2: the indices with which `vpermd` transposes 8 dwords, two rows of four.
+
+    They put in order what `vpackssdw` and `vpackuswb` made of registers of consecutive positions.
+    """
+    return Literal(asm.literal(np.arange(8, dtype=np.int32).reshape(2, 4).T.reshape(-1)))

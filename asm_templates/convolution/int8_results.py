@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Memory, Register, k, rcx, zmm
+from sparsejit.x86.operands import Literal, Memory, Register, k, rcx, ymm, zmm
 
 # Indices of the 4-byte words that `ByteEpilogue.constants` returns; each fills a register.
-_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE = range(10)
+_WORDS = range(10)
+_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE = _WORDS
 _FIRST = 20  # register of the first constant
 _SCALE, _BIAS, _EMPTY, _OTHERS = zmm(13), zmm(14), zmm(15), zmm(16)
 MASK = zmm(31)
@@ -34,7 +36,7 @@ _TABLE_BASE = rcx
 _BLEND = 0xCA  # vpternlogd: the second operand where the first has ones, else the third
 _NEAREST = 0  # vrndscaleps: to integers, ties to even
 _TOO_LARGE = 65536.0  # beyond any byte; a float beyond int32 would become the least int32
-_TABLE = 64  # bytes from the constants to the table
+_ALIGNMENT = 64  # of the table
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,11 @@ class ByteEpilogue:
             self.most < 255,
         )
 
-    def constants(self) -> npt.NDArray[np.uint8]:
-        """Return the bytes that the code reads: constants, and the table behind them."""
+    def constants(self, copies: int = 1) -> npt.NDArray[np.uint8]:
+        """Return the bytes that the code reads: constants, and the table behind them.
+
+        Each constant has 4 bytes, `copies` times.
+        """
         own_scale, own_zero = self.own or (1.0, 0)
         scale, added_zero = self.added or (0.0, 0)
         floats = [-own_zero, 255 - own_zero, own_scale, scale, -added_zero * np.float32(scale)]
@@ -98,12 +103,21 @@ class ByteEpilogue:
             bytes([self.most] * 4),
             np.array(floats, np.float32).tobytes(),
         ]
+        words = [copies * word[at : at + 4] for word in words for at in range(0, len(word), 4)]
         if self.table is not None:
-            words.append(bytes(_TABLE - len(b"".join(words))) + self.table[0].tobytes())
+            behind = _table_place(copies) - 4 * copies * len(_WORDS)
+            words.append(bytes(behind) + self.table[0].tobytes())
         return np.frombuffer(b"".join(words), np.uint8)
 
 
-def pack_results(asm: Assembler, sums: Sequence[Register], zero_point: Register | None) -> Register:
+def _table_place(copies: int) -> int:
+    """Return the bytes from the constants to the table."""
+    return ceil_div(4 * copies * len(_WORDS), _ALIGNMENT) * _ALIGNMENT
+
+
+def pack_results(
+    asm: Assembler, sums: Sequence[Register], zero_point: Register | Memory | None
+) -> Register:
     """Append code that packs one, two or four vectors of int32 to bytes, plus the zero point.
 
     Return the first register, which holds them all.
@@ -118,12 +132,14 @@ def pack_results(asm: Assembler, sums: Sequence[Register], zero_point: Register 
 
 
 class ByteResults:
-    """Appends code that turns int32 sums into bytes of y; keeps the registers from `_FIRST` on."""
+    """Appends code of AVX-512 that turns int32 sums into bytes of y.
+
+    It keeps the registers from `_FIRST` on.
+    """
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
-        names = (_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE)
-        self.kept = {name: zmm(_FIRST + name) for name in names}
+        self.kept = {name: zmm(_FIRST + name) for name in _WORDS}
 
     def load_constants(self, base: Register) -> None:
         """Load the constants at `base` into their registers."""
@@ -195,7 +211,7 @@ class ByteResults:
         asm, parts, other = self.asm, [zmm(number) for number in range(4, 8)], zmm(8)
         asm.emit("mov", _TABLE_BASE, constants)
         for number, part in enumerate(parts):
-            asm.emit("vmovdqu64", part, Memory(_TABLE_BASE, _TABLE + 64 * number))
+            asm.emit("vmovdqu64", part, Memory(_TABLE_BASE, _table_place(1) + 64 * number))
         asm.emit("vpmovb2m", _UPPER, values)
         asm.emit("vmovdqa64", other, values)
         asm.emit("vpermi2b", values, *parts[:2])
@@ -232,5 +248,144 @@ class ByteResults:
             if self.epilogue.is_cut_first:
                 self._cut_to_own(total)
                 asm.emit("vfmadd213ps", total, kept[_OWN], part)
+            else:
+                asm.emit("vaddps", total, total, part)
+
+
+class NarrowByteResults:
+    """Appends code of AVX2 that turns int32 sums at 32 positions into bytes of y.
+
+    Constants are operands in memory, each in all lanes. It clobbers the registers `SPARE`, the
+    registers of the sums, and rcx.
+    """
+
+    SPARE = tuple(ymm(number) for number in range(8, 14))
+    COPIES = 8  # of a constant
+
+    def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
+        self.asm, self.epilogue = asm, epilogue
+
+    @classmethod
+    def _constant(cls, name: int) -> Memory:
+        return Memory(_TABLE_BASE, 4 * cls.COPIES * name)
+
+    def load_gap(self, gap: Register, base: Register) -> None:
+        """gap = the zero point in all bytes; `base` points at the constants."""
+        self.asm.emit("vmovdqu", gap, self._constant(_GAP)._replace(base=base))
+
+    def finish(
+        self,
+        sums: Sequence[Register],
+        row: Register,
+        y: Memory,
+        added: Memory,
+        constants: Memory,
+        mask: Memory,
+        order: Literal | None = None,
+    ) -> None:
+        """Append code that turns four registers of int32 sums into bytes at y.
+
+        The operands are as in `ByteResults.finish`. `order`: `narrow_order`, if registers hold
+        consecutive positions. `mask`: 255 for each byte of y that is a
+        position; the others become the zero point.
+        """
+        asm, epilogue, low = self.asm, self.epilogue, sums[0]
+        scale, bias, *_ = self.SPARE
+        asm.emit("vbroadcastss", scale, Memory(row, 4))
+        asm.emit("vbroadcastss", bias, Memory(row, 8))
+        asm.emit("mov", _TABLE_BASE, constants)
+        for total in sums:
+            asm.emit("vcvtdq2ps", total, total)
+            asm.emit("vfmadd213ps", total, scale, bias)
+        if epilogue.added is not None:
+            self._add(sums, added, order is not None)
+        elif epilogue.late:
+            self._add_late(sums, row)
+        if epilogue.cuts and not epilogue.is_cut_first:
+            for total in sums:
+                asm.emit("vminps", total, total, self._constant(_LARGEST))
+        for total in sums:
+            asm.emit("vcvtps2dq", total, total)
+        zero_point = self._constant(_ZERO) if epilogue.packed_zero else None
+        pack_results(asm, sums, zero_point)
+        if order is not None:
+            asm.emit("vmovdqu", bias, order)
+            asm.emit("vpermd", low, bias, low)
+        if epilogue.least:
+            asm.emit("vpmaxub", low, low, self._constant(_LEAST))
+        if epilogue.most < 255:
+            asm.emit("vpminub", low, low, self._constant(_MOST))
+        if epilogue.table is not None:
+            self._look_up(low, (*self.SPARE, *sums[1:]))
+        asm.emit("vmovdqu", bias, mask)
+        asm.emit("vmovdqu", scale, self._constant(_GAP))
+        asm.emit("vpblendvb", low, scale, low, bias)
+        asm.emit("vmovdqu", y, low)
+
+    def _look_up(self, values: Register, free: Sequence[Register]) -> None:
+        """Replace each byte by its entry in the table of 256 bytes.
+
+        Its low four bits choose from each of sixteen parts, its high four choose the part, bit by
+        bit. Clobbers `free`.
+        """
+        asm, (low, bit4, bit5, bit6, *others) = self.asm, free
+        asm.emit("vpand", low, values, self._spread(15))
+        for shift, bit in enumerate((bit6, bit5, bit4), 1):
+            asm.emit("vpsllw", bit, values, shift)
+        bits, parts = (bit4, bit5, bit6, values), _table_place(self.COPIES)
+
+        def chosen(first: int, level: int, registers: Sequence[Register]) -> Register:
+            """Return the register of the entries in 2**level parts from `first` on."""
+            into, *rest = registers
+            if not level:
+                asm.emit("vbroadcasti128", into, Memory(_TABLE_BASE, parts + 16 * first))
+                asm.emit("vpshufb", into, into, low)
+                return into
+            chosen(first, level - 1, registers)
+            upper = chosen(first + 2 ** (level - 1), level - 1, rest)
+            asm.emit("vpblendvb", into, into, upper, bits[level - 1])
+            return into
+
+        asm.emit("vmovdqa", values, chosen(0, 4, others))
+
+    def _spread(self, byte: int) -> Literal:
+        return Literal(self.asm.literal(np.full(32, byte, np.uint8)))
+
+    def _add_late(self, sums: Sequence[Register], row: Register) -> None:
+        asm, (own, late, *_) = self.asm, self.SPARE
+        asm.emit("vbroadcastss", late, Memory(row, 12))
+        asm.emit("vmovups", own, self._constant(_OWN))
+        for total in sums:
+            self._cut_to_own(total)
+            asm.emit("vfmadd213ps", total, own, late)
+
+    def _cut_to_own(self, total: Register) -> None:
+        asm = self.asm
+        asm.emit("vroundps", total, total, _NEAREST)
+        asm.emit("vmaxps", total, total, self._constant(_FLOOR))
+        asm.emit("vminps", total, total, self._constant(_CEILING))
+
+    def _add(self, sums: Sequence[Register], added: Memory, consecutive: bool) -> None:
+        """Add the bytes at `added`; `consecutive`: whether registers hold consecutive positions."""
+        asm, (own, scale, low, high, part, empty) = self.asm, self.SPARE
+        asm.emit("vmovups", own, self._constant(_OWN))
+        asm.emit("vmovups", scale, self._constant(_ADDED))
+        if not consecutive:
+            zero(asm, empty)
+            asm.emit("vmovdqu", low, added)
+            asm.emit("vpunpckhbw", high, low, empty)
+            asm.emit("vpunpcklbw", low, low, empty)
+        for number, total in enumerate(sums):
+            which = "vpunpckhwd" if number % 2 else "vpunpcklwd"
+            if consecutive:
+                place = added._replace(displacement=added.displacement + 8 * number)
+                asm.emit("vpmovzxbd", part, place)
+            else:
+                asm.emit(which, part, (low, high)[number // 2], empty)
+            asm.emit("vcvtdq2ps", part, part)
+            asm.emit("vfmadd213ps", part, scale, self._constant(_BASE))
+            if self.epilogue.is_cut_first:
+                self._cut_to_own(total)
+                asm.emit("vfmadd213ps", total, own, part)
             else:
                 asm.emit("vaddps", total, total, part)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register
+from sparsejit.x86.operands import VECTOR_BYTES, Literal, Memory, Register, xmm
 
 _MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
 
@@ -85,7 +85,7 @@ def pack_to_bytes(asm: Assembler, parts: Sequence[Register]) -> None:
 
 
 class ByteRounding(NamedTuple):
-    """Registers of AVX-512 that round float32 to unsigned bytes, with a constant in every lane.
+    """Registers that round float32 to unsigned bytes, with a constant in every lane.
 
     `reciprocal`: 1 over the scale; `largest`: the bound of x over its scale, which fits an int32;
     `zero_point`: int32; `empty`: zeros.
@@ -104,3 +104,40 @@ class ByteRounding(NamedTuple):
         asm.emit("vpaddd", value, value, self.zero_point)
         asm.emit("vpmaxsd", value, value, self.empty)
         asm.emit("vpmovusdb", into, value)
+
+    def store_narrow(
+        self, asm: Assembler, into: Memory, value: Register, x: Register | Memory, count: int = 8
+    ) -> None:
+        """Store the first `count` of eight x as bytes, with AVX2. Clobbers `value` and `empty`.
+
+        The packs cut integers as `store` does: below 0, and above 255.
+        """
+        low, high = xmm(value.number), xmm(self.empty.number)
+        asm.emit("vmulps", value, self.reciprocal, x)
+        asm.emit("vminps", value, value, self.largest)
+        asm.emit("vcvtps2dq", value, value)
+        asm.emit("vpaddd", value, value, self.zero_point)
+        asm.emit("vextracti128", high, value, 1)
+        asm.emit("vpackssdw", low, low, high)
+        asm.emit("vpackuswb", low, low, low)
+        store_bytes(asm, into, value, count)
+
+
+_STORES = {16: "vmovdqu", 8: "vmovq", 4: "vpextrd", 2: "vpextrw", 1: "vpextrb"}
+
+
+def store_bytes(asm: Assembler, into: Memory, value: Register, count: int) -> None:
+    """Store the first `count` bytes of a ymm register with AVX2, and no others. Clobbers it."""
+    if count == VECTOR_BYTES["ymm"]:
+        asm.emit("vmovdqu", into, value)
+        return
+    low, place, taken = xmm(value.number), 0, 0
+    for size, store in _STORES.items():
+        if not count & size:
+            continue
+        at = into._replace(displacement=into.displacement + place)
+        asm.emit(store, at, low, *([taken // size] if size < 8 else []))
+        place, taken = place + size, taken + size
+        if size == 16 and count > place:
+            asm.emit("vextracti128", low, value, 1)
+            taken = 0

@@ -91,6 +91,8 @@ def _style(finding: Finding) -> str | None:
 
 
 def _print_target(target: Target) -> None:
+    from sparsejit.commands.machine_report import lacking
+
     caches = {
         "L1d": target.l1d_bytes,
         "L1i": target.l1i_bytes,
@@ -100,5 +102,8 @@ def _print_target(target: Target) -> None:
     sizes = ", ".join(f"{name} {size >> 10} KiB" for name, size in caches.items())
     registers = f"{target.vector_registers} vector registers of {target.lanes} float32"
     say(f"level in force: {target.isa}, {registers}")
+    missing = lacking(target)
+    if missing:
+        say(missing)
     say(f"instruction sets: {' '.join(sorted(target.instruction_sets))}")
     say(f"caches: {sizes}")

@@ -72,6 +72,7 @@ class Diagnosis:
             target = {name: getattr(self.target, name) for name in _TARGET_FIELDS}
             target["instruction_sets"] = sorted(self.target.instruction_sets)
             target["core"] = self.target.core.key
+            target["lacking"] = lacking(self.target)
         findings = [asdict(finding) for finding in self.findings]
         return {
             "can_run": self.can_run,
@@ -80,6 +81,29 @@ class Diagnosis:
             "rates": self.rates,
             "cache": self.cache,
         }
+
+
+_TRANSFORMERS = "quantised transformers about 0.3"
+# Losses by level and the set that decides; the first row of a level whose set is there, or is none,
+# counts. Ratios: ResNet-50, MobileNet v2, EfficientNet-B0 and BERT-base as QDQ files at 90 % zeros,
+# on a core with both levels; with AVX-VNNI from the share of its instructions.
+_LACKING = (
+    ("avx512", "avx512_vnni", ""),
+    ("avx512", "", "no AVX-512 VNNI: quantised layers return float32, int8 by pairs of 16 bits"),
+    *(
+        ("avx2", decides, f"no AVX-512: int8 convolutions by {by} of its speed, {_TRANSFORMERS}")
+        for decides, by in (("avx_vnni", "AVX-VNNI, about 0.6"), ("", "AVX2, about 0.5 to 0.6"))
+    ),
+)
+
+
+def lacking(target: Target) -> str:
+    """Return in a line the sets that the target lacks and their cost; empty if there are none."""
+    return next(
+        text
+        for isa, decides, text in _LACKING
+        if isa == target.isa and (not decides or target.has(decides))
+    )
 
 
 def examine(for_developers: bool) -> Diagnosis:

@@ -106,7 +106,7 @@ class Core:
     attention: costs of attention, by level.
     sharing: costs of sharing work with another core.
     layouts: figures by which templates choose layouts.
-    quads: costs of products of bytes.
+    quads: costs of products of bytes, by level, and for "avx_vnni" at the level of AVX2.
     loops: costs of all other loops.
     """
 
@@ -139,7 +139,7 @@ class Core:
     prefetch_distance: int
     l3_share: float
     sharing: SharingPrices = field(repr=False)
-    quads: QuadPrices = field(repr=False)
+    quads: Mapping[str, QuadPrices] = field(repr=False)
     layouts: LayoutPrices = field(default=LayoutPrices(), repr=False)
     loops: LoopPrices = field(default=LoopPrices(), repr=False)
     vendor: str = ""

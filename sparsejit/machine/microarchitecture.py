@@ -10,6 +10,7 @@ from sparsejit.machine.core import Core, caches, models
 from sparsejit.machine.cpuinfo import processor_numbers
 from sparsejit.machine.processors.generic import GENERIC
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
+from sparsejit.machine.processors.raptor_lake import RAPTOR_LAKE
 from sparsejit.machine.processors.zen4 import ZEN4
 from sparsejit.machine.processors.zen5 import ZEN5
 
@@ -44,6 +45,7 @@ _CORES = (
     ZEN5,
     ZEN4,
     GOLDEN_COVE,
+    RAPTOR_LAKE,
     _kin(
         *("zen3", _AMD, 25, models(range(0x10), range(0x20, 0x60))),
         *("EPYC 7003, Ryzen 5000", "avx2", caches(32, 32, 512, 32 << 10)),

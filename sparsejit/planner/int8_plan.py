@@ -121,12 +121,17 @@ def price_dense_windows(
     return Cost(int(cycles), 0, weight_bytes + moved_bytes, ns, bound)
 
 
+_AVX_VNNI = "avx_vnni"  # `vpdpbusd` at the level of AVX2
+
+
 def price_quads(counts: QuadCounts, target: Target) -> Cost:
     """Cost of a product of bytes, four inputs of a row at a time (a quad).
 
     Weights are fetched in order, in parallel with the products.
     """
-    prices, rates, form = target.core.quads, target.core.rates, counts.form
+    rates, form = target.core.rates, counts.form
+    is_vex = target.isa == "avx2" and not form.paired
+    prices = target.core.quads[_AVX_VNNI if is_vex else target.isa]
     in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
     number = form.together - 1
     far = prices.far if counts.met_bytes > target.l1d_bytes and not form.fours else 0.0
@@ -143,7 +148,7 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
 
 def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
     """Cost of interleaving channels by four: `lines` groups of four channels by 64 positions."""
-    ns = lines * target.core.quads.making / target.core.rates.cycles_per_ns
+    ns = lines * target.core.quads[target.isa].making / target.core.rates.cycles_per_ns
     return Cost(lines, 0, moved_bytes, ns, "execution")
 
 
@@ -204,14 +209,27 @@ def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
     return QuadPrice(price_quads(counts, work.target), before)
 
 
-# Forms in which weights are read: quads of one row or of two, over taps or over four channels.
+# Forms in which weights are read: quads of one row or of two, over taps or over four channels; with
+# AVX2 quads of one row, in pairs that fit 16 bits unless there is AVX-VNNI.
+_WIDE = [QuadForm(together, fours) for fours in (False, True) for together in (1, 2)]
+_NARROW = [QuadForm(1, fours, paired=True) for fours in (False, True)]
+
+
+def _has_code(form: QuadForm, work: QuadWork) -> bool:
+    is_narrow = work.target.isa == "avx2"
+    has_product = not is_narrow or work.target.has(_AVX_VNNI)
+    return form.paired != has_product and form.together <= (1 if is_narrow else 2)
+
+
 QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = tuple(
     TableRow(
-        f"{'channels' if form.fours else 'inputs'} by four, rows by {form.together}",
+        f"{'channels' if form.fours else 'inputs'} by four, "
+        + ("in pairs" if form.paired else f"rows by {form.together}"),
         partial(_quads, form),
+        partial(_has_code, form),
         emitter=form,
     )
-    for form in (QuadForm(together, fours) for fours in (False, True) for together in (1, 2))
+    for form in (*_WIDE, *_NARROW)
 )
 
 
@@ -241,7 +259,7 @@ class ByteConvolution(NamedTuple):
 def byte_convolution_ns(work: ByteConvolution) -> float:
     """Predicted nanoseconds from bytes to bytes; infinite if there is no code."""
     planes, target = BytePlanes.plain(work.x_shape), work.planner.target
-    if work.groups > 1:
+    if work.groups > 1 and has_byte_depthwise(target):
         return _byte_depthwise_ns(work, planes)
     windows = windows_of(planes, *work.axes)
     result = BytePlanes.plain(work.y_shape, windows.planes.pitch)
@@ -311,7 +329,12 @@ def fills_vectors(columns: int) -> bool:
 
 def has_quads(target: Target) -> bool:
     """Whether the target has the instructions for products of bytes."""
-    return target.isa == "avx512" and target.has("avx512_vnni")
+    return target.isa == "avx2" or target.has("avx512_vnni")
+
+
+def has_byte_depthwise(target: Target) -> bool:
+    """Whether groups are for the kernel by channel alone; with AVX2 they are zeros of quads."""
+    return target.isa == "avx512"
 
 
 def fours_cost(planes: BytePlanes, target: Target) -> Cost:

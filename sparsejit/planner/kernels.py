@@ -43,7 +43,8 @@ class KernelRow:
     """A kernel, or a family of kernels.
 
     operator: the operator that it computes.
-    levels: the instruction set levels that it has code for; it needs the sets in `requires` too.
+    levels: the instruction set levels that it has code for.
+    requires: the sets that it needs too with AVX-512; with AVX2 it needs no more.
     dtypes: the dtypes of its weights, or of its operands where it has no weights.
     source: where the idea is from.
     cost: the function that prices it.
@@ -63,7 +64,8 @@ class KernelRow:
         """Whether it has code for a target, with weights or operands of a dtype."""
         if self.members:
             return any(each.dtype is dtype and each.made_for(target) for each in self.members)
-        has_level = target.isa in self.levels and self.requires <= target.instruction_sets
+        required = self.requires if target.isa == "avx512" else frozenset()
+        has_level = target.isa in self.levels and required <= target.instruction_sets
         return has_level and dtype in self.dtypes
 
     @property
@@ -72,9 +74,9 @@ class KernelRow:
 
     @property
     def needs(self) -> str:
-        """Levels and further instruction sets, in words."""
+        """Levels, each with further instruction sets, in words."""
         sets = f" with {', '.join(sorted(self.requires))}" if self.requires else ""
-        return f"{', '.join(self.levels)}{sets}"
+        return ", ".join(f"{each}{sets if each == 'avx512' else ''}" for each in self.levels)
 
 
 def _of_families(
@@ -115,19 +117,19 @@ KERNELS: tuple[KernelRow, ...] = (
     KernelRow(DENSE_WINDOWS, "convolution", _BOTH, _FLOATS, _DIRECT, price_dense_windows),
     KernelRow(WINOGRAD, "convolution", _BOTH, _FLOATS, _WINOGRAD, price_dense_windows),
     KernelRow("padding", "convolution", _BOTH, _F32, _COPY, copy_cost),
-    KernelRow("quads", "convolution of bytes", _AVX512, _INT8, _BY_BYTES, price_quads, _VNNI),
-    KernelRow("fours", "convolution of bytes", _AVX512, _INT8, _COPY, fours_cost, _VNNI),
+    KernelRow("quads", "convolution of bytes", _BOTH, _INT8, _BY_BYTES, price_quads, _VNNI),
+    KernelRow("fours", "convolution of bytes", _BOTH, _INT8, _COPY, fours_cost, _VNNI),
     KernelRow(
         *("byte-depthwise", "convolution of bytes", _AVX512, _INT8, _BY_BYTES),
         *(byte_depthwise_cost, _VBMI),
     ),
-    KernelRow("phases", "convolution of bytes", _AVX512, _INT8, _COPY, copy_cost, _VNNI),
-    KernelRow("to-bytes", "rounding", _AVX512, _INT8, _COPY, copy_cost, _VNNI),
-    KernelRow("to-floats", "rounding", _AVX512, _INT8, _COPY, copy_cost, _VNNI),
+    KernelRow("phases", "convolution of bytes", _BOTH, _INT8, _COPY, copy_cost, _VNNI),
+    KernelRow("to-bytes", "rounding", _BOTH, _INT8, _COPY, copy_cost, _VNNI),
+    KernelRow("to-floats", "rounding", _BOTH, _INT8, _COPY, copy_cost, _VNNI),
     KernelRow("pooling", "pooling", _BOTH, _F32, _DIRECT, channel_windows_cost),
-    KernelRow("byte-pooling", "pooling", _AVX512, _INT8, _BY_BYTES, copy_cost, _VNNI),
-    KernelRow("byte-means", "pooling", _AVX512, _INT8, _BY_BYTES, copy_cost, _VNNI),
-    KernelRow("byte-scale", "scaling", _AVX512, _INT8, _BY_BYTES, byte_scaling_cost, _VNNI),
+    KernelRow("byte-pooling", "pooling", _BOTH, _INT8, _BY_BYTES, copy_cost, _VNNI),
+    KernelRow("byte-means", "pooling", _BOTH, _INT8, _BY_BYTES, copy_cost, _VNNI),
+    KernelRow("byte-scale", "scaling", _BOTH, _INT8, _BY_BYTES, byte_scaling_cost, _VNNI),
     KernelRow("byte-norm", "norm", _AVX512, _INT8, _BY_BYTES, norm_cost, _VNNI),
     KernelRow("attention", "attention", _BOTH, _F32, _TILES, attention_cost),
     KernelRow("cached attention", "attention", _BOTH, _F32, _FILLED, cached_attention_cost),

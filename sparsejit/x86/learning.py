@@ -1,6 +1,7 @@
 """Learning of instruction forms from the bytes that PeachPy encodes; only this module uses it.
 
-    EXTENSIONS, TILE_EXTENSIONS   instructions that PeachPy lacks, with their encodings
+    EXTENSIONS, VEX_EXTENSIONS, TILE_EXTENSIONS
+                                  instructions that PeachPy lacks, with their encodings
     learned_form                  the form of a key, learned
 
 PeachPy encodes an instruction a handful of times; from the bytes that change, the form learns the
@@ -14,6 +15,7 @@ PeachPy's traps, each dealt with here and tested in tests/machine/test_encoder.p
   * an embedded broadcast gets the disp8 scale of the full vector: the scale is set to the element;
   * `VCMPPS(k2, ...)` encodes a write mask k2: a k destination is always written `k2(k0)`;
   * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper;
+    AVX-VNNI, the same without EVEX: table VEX_EXTENSIONS, between registers;
     so is AMX: table TILE_EXTENSIONS, through its VEX helper.
 """
 
@@ -30,7 +32,7 @@ from sparsejit.x86.operands import VECTOR_BYTES, Register
 
 
 class Extension(NamedTuple):
-    """An EVEX instruction that PeachPy lacks: `name destination, [source1,] source2/memory`."""
+    """An instruction that PeachPy lacks: `name destination, [source1,] source2/memory`."""
 
     prefix: int  # 0: none, 1: 66, 2: F3, 3: F2
     opcode_map: int  # 2: 0F38
@@ -50,6 +52,12 @@ EXTENSIONS: dict[str, Extension] = {
     "vpshrdvd": Extension(1, 2, 0, 0x73, 2, "avx512_vbmi2", "SDM 2C VPSHRDV"),
     "vpshldvd": Extension(1, 2, 0, 0x71, 2, "avx512_vbmi2", "SDM 2C VPSHLDV"),
     "vpexpandb": Extension(1, 2, 0, 0x62, 1, "avx512_vbmi2", "SDM 2C VPEXPAND"),
+}
+
+
+# Assemblers need the prefix where an instruction has an EVEX form too.
+VEX_EXTENSIONS: dict[str, Extension] = {
+    "{vex} vpdpbusd": Extension(1, 2, 0, 0x50, 2, "avx_vnni", "SDM 2C VPDPBUSD"),
 }
 
 
@@ -214,6 +222,8 @@ def _encode(
     values = _peachpy_operands(key, numbers, immediate, which, displacement)
     if key[0] in EXTENSIONS:
         return _encode_extension(EXTENSIONS[key[0]], values, key[2])
+    if key[0] in VEX_EXTENSIONS:
+        return _encode_vex_extension(VEX_EXTENSIONS[key[0]], values)
     return _encode_known(key, values)
 
 
@@ -280,6 +290,17 @@ def _encode_extension(
     else:
         code.append(0xC0 | destination.lcode << 3 | last.lcode)
     return np.frombuffer(bytes(code), np.uint8)
+
+
+def _encode_vex_extension(row: Extension, values: list[Any]) -> npt.NDArray[np.uint8]:
+    destination, first, last = values
+    if hasattr(last, "address") or destination.size > 32:
+        raise CompileError("an instruction of VEX_EXTENSIONS takes three xmm or ymm registers")
+    wide = {16: 0, 32: 1}[destination.size] << 2
+    outer = 0xE0 ^ destination.hcode << 7 ^ last.hcode << 5 ^ row.opcode_map
+    inner = 0x78 ^ first.code << 3 ^ (row.wide << 7 | wide | row.prefix)
+    code = [0xC4, outer, inner, row.opcode, 0xC0 | destination.lcode << 3 | last.lcode]
+    return np.array(code, np.uint8)
 
 
 # Kinds of operands that each form of a TileExtension takes.
@@ -364,6 +385,8 @@ def learned_sets(key: Key) -> frozenset[str]:
     """Return the instruction sets of a form that not every x86-64 processor with AVX has."""
     if key[0] in EXTENSIONS:
         return frozenset({EXTENSIONS[key[0]].needs})
+    if key[0] in VEX_EXTENSIONS:
+        return frozenset({VEX_EXTENSIONS[key[0]].needs})
     if key[0] in TILE_EXTENSIONS:
         return frozenset({TILE_EXTENSIONS[key[0]].needs})
     values = _peachpy_operands(key, {}, _immediate_bytes(key))

@@ -106,7 +106,24 @@ def test_doctor_on_this_machine() -> None:
     done = run("doctor", SPARSEJIT_MAX_ISA="avx2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "level in force: avx2, 16 vector registers of 8 float32" in done.stdout
+    assert "no AVX-512: int8 convolutions by AVX" in " ".join(done.stdout.split())
     assert done.stdout.endswith("ready\n")
+
+
+@pytest.mark.parametrize(
+    ("isa", "more", "line"),
+    [
+        ("avx512", {"avx512_vnni"}, ""),
+        ("avx512", set(), "no AVX-512 VNNI: quantised layers"),
+        ("avx2", {"avx_vnni"}, "no AVX-512: int8 convolutions by AVX-VNNI"),
+        ("avx2", set(), "no AVX-512: int8 convolutions by AVX2"),
+    ],
+)
+def test_doctor_says_what_a_processor_lacks(isa: str, more: set[str], line: str) -> None:
+    level = Target.named(isa)
+    target = replace(level, instruction_sets=level.instruction_sets | more)
+    assert machine_report.lacking(target).startswith(line)
+    assert bool(machine_report.lacking(target)) is bool(line)
 
 
 def test_doctor_lists_packages_of_developers_only_where_all_are_asked_for(

@@ -30,7 +30,7 @@ from sparsejit.x86 import assembler, instructions
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.forms import Form, Key
 from sparsejit.x86.instructions import form_for, is_vector
-from sparsejit.x86.learning import EXTENSIONS, TILE_EXTENSIONS
+from sparsejit.x86.learning import EXTENSIONS, TILE_EXTENSIONS, VEX_EXTENSIONS
 from sparsejit.x86.operands import (
     Literal,
     Memory,
@@ -116,6 +116,8 @@ KNOWN: list[tuple[str, tuple[Operand, ...], str]] = [
     ("vpdpbusd", (zmm(5), zmm(4), Memory(rdi, 64)), "62f25d48506f01"),
     ("vpdpbusd", (zmm(25), zmm(14), Memory(rdi, 4, broadcast=16)), "62620d58504f01"),
     ("vpdpbusd", (zmm(25), zmm(14), zmm(7)), "62620d4850cf"),
+    ("{vex} vpdpbusd", (ymm(9), ymm(14), ymm(7)), "c4620d50cf"),
+    ("{vex} vpdpbusd", (xmm(1), xmm(4), xmm(15)), "c4c25950cf"),
     ("vpermb", (zmm(0).masked(k(2)), zmm(1), Memory(r9, 640)), "62d2754a8d410a"),
     ("vpmovb2m", (k(1), zmm(25)), "62927e4829c9"),
     ("kandq", (k(3), k(1), k(2)), "c4e1f441da"),
@@ -160,7 +162,7 @@ def test_known_bytes(mnemonic: str, operands: tuple[Operand, ...], expected: str
     assert encode(mnemonic, *operands).hex() == expected
 
 
-@pytest.mark.parametrize("name", [*EXTENSIONS, *TILE_EXTENSIONS])
+@pytest.mark.parametrize("name", [*EXTENSIONS, *VEX_EXTENSIONS, *TILE_EXTENSIONS])
 def test_every_extension_has_known_bytes(name: str) -> None:
     assert name in {mnemonic for mnemonic, _, _ in KNOWN}
 

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.plans
         ("AuthenticAMD", 25, 1, "zen3"),
         ("GenuineIntel", 6, 143, "golden_cove"),  # Sapphire Rapids
         ("GenuineIntel", 6, 207, "golden_cove"),  # Emerald Rapids
+        ("GenuineIntel", 6, 0x97, "raptor_lake"),  # Alder Lake
+        ("GenuineIntel", 6, 0xB7, "raptor_lake"),
         ("GenuineIntel", 6, 85, "skylake"),
         ("GenuineIntel", 6, 63, "haswell"),
         ("GenuineIntel", 6, 28, UNKNOWN),

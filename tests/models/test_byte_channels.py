@@ -11,7 +11,7 @@ pytest.importorskip("onnx")
 from native import built_model, check_at_guard_pages, run_built
 from onnx.reference import ReferenceEvaluator
 from sketch import Sketch, kinds
-from test_byte_convolutions import TARGET, is_near, needs_vnni, quantised
+from test_byte_convolutions import LEVEL, at_both_levels, is_near, needs_vnni, quantised
 from test_byte_layers import CHANNELS, SIZE, Qdq, in_bytes
 from test_divided_steps import divided
 
@@ -73,43 +73,43 @@ class Scaling:
         assert np.abs(got - wanted).max() <= 1
 
 
-def run(graph: Graph, inputs: list[Array]) -> list[Array]:
-    built = built_model(lower_model(graph, ModelOptions(TARGET)))
+def run(graph: Graph, inputs: list[Array], target: Target) -> list[Array]:
+    built = built_model(lower_model(graph, ModelOptions(target)))
     return [each[0] for each in run_built(built, [x[None] for x in inputs]).outputs]
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize("space", [(1, 1), (1,), (70,), (7, 7), (9, 13), (64, 63), (3, 130)])
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("shift", [-128, 5, 127])
-def test_any_image(space: tuple[int, ...], samples: int, shift: int) -> None:
+def test_any_image(space: tuple[int, ...], samples: int, shift: int, target: Target) -> None:
     case = Scaling(5, space, samples, shift)
     inputs = case.inputs()
-    case.check(inputs, run(case.graph(), inputs))
+    case.check(inputs, run(case.graph(), inputs, target))
 
 
-@needs_vnni
-def test_at_guard_pages() -> None:
+@at_both_levels
+def test_at_guard_pages(target: Target) -> None:
     case = Scaling(samples=2)
     inputs = case.inputs()
-    built = built_model(lower_model(case.graph(), ModelOptions(TARGET)))
+    built = built_model(lower_model(case.graph(), ModelOptions(target)))
     check_at_guard_pages(built, inputs, lambda found: case.check(inputs, found))
 
 
-@needs_vnni
-def test_bits_do_not_depend_on_threads() -> None:
+@at_both_levels
+def test_bits_do_not_depend_on_threads(target: Target) -> None:
     case = Scaling(12)
     inputs = case.inputs()
-    together = run(case.graph(), inputs)
-    lowered, count = divided(case.graph(), TARGET, 3, 0)
+    together = run(case.graph(), inputs, target)
+    lowered, count = divided(case.graph(), target, 3, 0)
     assert count
     parts = run_built(built_model(lowered), [x[None] for x in inputs]).outputs
     assert all(a[0].tobytes() == b.tobytes() for a, b in zip(parts, together, strict=True))
 
 
 def test_other_processors_refuse_what_was_made_for_these() -> None:
-    with pytest.raises(CompileError, match="VNNI"):
-        lower_model(Scaling().graph(), ModelOptions(Target.named("avx2")))
+    with pytest.raises(CompileError, match="vnni"):
+        lower_model(Scaling().graph(), ModelOptions(LEVEL))
 
 
 def squeezed() -> Any:
@@ -135,12 +135,14 @@ def test_scales_of_channels_are_made_and_used_in_bytes() -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-@needs_vnni
-def test_it_computes_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "target", [pytest.param("native", marks=needs_vnni), "avx2"]
+)
+def test_it_computes_what_the_file_says(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model = squeezed()
-    fast = sparsejit.compile(model)
+    fast = sparsejit.compile(model, target=target)
     x = np.random.default_rng(5).uniform(-3, 3, (2, CHANNELS, SIZE, SIZE)).astype(np.float32)
     (same,) = model.opset_import
     same.version = 19

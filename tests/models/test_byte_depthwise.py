@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
-from test_byte_convolutions import LEVEL, TARGET, is_near, quantised
+from test_byte_convolutions import LEVEL, NARROW, TARGET, is_near, quantised
 from test_divided_steps import divided
 
 from sparsejit.ir.graph import Graph
@@ -22,6 +22,10 @@ from sparsejit.machine.target import Target
 SETS = TARGET.instruction_sets | {"avx512vbmi"}
 WITH_VBMI = replace(LEVEL, instruction_sets=SETS)
 needs_vbmi = pytest.mark.skipif(not WITH_VBMI.runs_on(Target.detect()), reason="needs VBMI")
+at_both_levels = pytest.mark.parametrize(
+    "target",
+    [pytest.param(WITH_VBMI, marks=needs_vbmi, id="avx512"), pytest.param(NARROW, id="avx2")],
+)
 SCALE = 0.0071
 
 
@@ -109,9 +113,11 @@ class Channels:
         np.testing.assert_array_equal(got[~near], wanted[~near])
 
 
-def run(case: Channels, x: Array) -> Array:
-    lowered = lower_model(case.graph(), ModelOptions(WITH_VBMI))
-    assert any(step.kernel.startswith("byte-depthwise") for step in lowered.steps)
+def run(case: Channels, x: Array, target: Target) -> Array:
+    """With AVX2 a filter's channel is where the zeros of a row of quads are not."""
+    lowered = lower_model(case.graph(), ModelOptions(target))
+    kernel = "quads" if target is NARROW else "byte-depthwise"
+    assert any(step.kernel.startswith(kernel) for step in lowered.steps)
     return run_built(built_model(lowered), [x[None]]).outputs[0][0]
 
 
@@ -135,20 +141,20 @@ def cases(draw: st.DrawFn) -> Channels:
     )
 
 
-@needs_vbmi
+@at_both_levels
 @settings(max_examples=150)
-@given(cases())
-def test_any_windows(case: Channels) -> None:
+@given(case=cases())
+def test_any_windows(case: Channels, target: Target) -> None:
     (x,) = case.inputs()
-    case.check(x, run(case, x))
+    case.check(x, run(case, x, target))
 
 
-@needs_vbmi
+@at_both_levels
 @pytest.mark.parametrize("size", [3, 16, 17, 64, 100])
-def test_one_axis(size: int) -> None:
+def test_one_axis(size: int, target: Target) -> None:
     case = Channels(6, (size,), (3,), (1,), (1,), samples=2)
     (x,) = case.inputs()
-    case.check(x, run(case, x))
+    case.check(x, run(case, x, target))
 
 
 SAME = Channels(7, (15, 17), shift=9)
@@ -157,32 +163,32 @@ WIDE = replace(SAME, kernel=(5, 5), padding=(2, 2), table=True)
 each_way = pytest.mark.parametrize("case", [SAME, STRIDED, WIDE], ids=["whole", "rows", "copied"])
 
 
-@needs_vbmi
+@at_both_levels
 @each_way
-def test_at_guard_pages(case: Channels) -> None:
+def test_at_guard_pages(case: Channels, target: Target) -> None:
     (x,) = case.inputs()
-    built = built_model(lower_model(case.graph(), ModelOptions(WITH_VBMI)))
+    built = built_model(lower_model(case.graph(), ModelOptions(target)))
     check_at_guard_pages(built, [x], lambda found: case.check(x, found[0]))
 
 
-@needs_vbmi
+@at_both_levels
 @each_way
-def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Channels) -> None:
+def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Channels, target: Target) -> None:
     several = replace(case, samples=3)
     (x,) = several.inputs()
-    together = run(several, x)
+    together = run(several, x, target)
     for number in range(3):
-        alone = run(case, x[number : number + 1])
+        alone = run(case, x[number : number + 1], target)
         assert alone.tobytes() == together[number : number + 1].tobytes()
     for threads in (2, 3):
-        lowered, count = divided(case.graph(), WITH_VBMI, threads, 0)
+        lowered, count = divided(case.graph(), target, threads, 0)
         assert count
         parts = run_built(built_model(lowered), [x[None, :1]]).outputs[0][0]
         assert parts.tobytes() == together[:1].tobytes()
 
 
-@needs_vbmi
-def test_layers_behind_read_what_lies_around() -> None:
+@at_both_levels
+def test_layers_behind_read_what_lies_around(target: Target) -> None:
     """A second convolution by channel reads the gaps that the first one has left."""
     s = Sketch()
     x = s.input(2, 5, 9, 31)
@@ -200,7 +206,7 @@ def test_layers_behind_read_what_lies_around() -> None:
         x = s(op, x, s.constant((weights * np.float32(0.003)).astype(np.float32)))
     graph = s.finish(x)
     array = np.random.default_rng(8).uniform(-2, 2, (2, 5, 9, 31)).astype(np.float32)
-    built = built_model(lower_model(graph, ModelOptions(WITH_VBMI)))
+    built = built_model(lower_model(graph, ModelOptions(target)))
     found = run_built(built, [array[None]]).outputs[0][0]
     (wanted,) = graph.evaluate([array])
     off = np.abs(found - wanted) / 0.02

@@ -11,7 +11,7 @@ pytest.importorskip("onnx")
 from native import built_model, run_built
 from onnx.reference import ReferenceEvaluator
 from sketch import Sketch
-from test_byte_convolutions import TARGET, Case, is_near, needs_vnni, quantised
+from test_byte_convolutions import Case, at_both_levels, is_near, quantised
 from test_byte_layers import CHANNELS, SIZE, Qdq, convolutions, in_bytes
 
 import sparsejit
@@ -23,6 +23,7 @@ from sparsejit.ir.spec import Activation, Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import quantised_layers
@@ -43,24 +44,24 @@ def with_rounding(case: Case, rounding: RoundedResult) -> Graph:
     return s.finish(s(replace(node.op, rounding=rounding), x, *others))
 
 
-def integers_of(graph: Graph, x: Array) -> Array:
-    found = run_built(built_model(lower_model(graph, ModelOptions(TARGET))), [x[None]])
+def integers_of(graph: Graph, x: Array, target: Target) -> Array:
+    found = run_built(built_model(lower_model(graph, ModelOptions(target))), [x[None]])
     return np.rint(found.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize("shift", [-128, 5, 127])
 @pytest.mark.parametrize("density", [0.1, 1.0])
 @pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU])
 def test_a_table_says_what_becomes_of_a_byte(
-    activation: Activation, density: float, shift: int
+    activation: Activation, density: float, shift: int, target: Target
 ) -> None:
     """At density 1 two rows share their inputs."""
     case = replace(CASE, y_shift=shift, density=density, activation=activation)
     own = case.steps[1]
     graph = with_rounding(case, RoundedResult(RESULT, own, table=TABLE))
     (x,) = case.inputs(case.graph())
-    found = integers_of(graph, x)
+    found = integers_of(graph, x, target)
     integers, near = case.wanted([x])
     wanted = np.array(TABLE)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
@@ -69,16 +70,16 @@ def test_a_table_says_what_becomes_of_a_byte(
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize("has_table", [False, True])
-def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool) -> None:
+def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool, target: Target) -> None:
     own, more = CASE.steps[1], dict[str, Any]()
     read = Quantisation(0.029, 17) if has_table else RESULT
     if has_table:
         more = {"summed": read, "table": TABLE}
     graph = with_rounding(CASE, RoundedResult(RESULT, own, late=True, **more))
     (x,) = CASE.inputs(CASE.graph())
-    found = integers_of(graph, x)
+    found = integers_of(graph, x, target)
     weights, scale = CASE.integers
     shifted = quantised(x, CASE.steps[0]) - CASE.steps[0].zero_point
     sums = np.einsum("ncij,oc->noij", shifted, weights[..., 0, 0])
@@ -165,13 +166,15 @@ def test_functions_of_one_byte_become_tables(kind: str) -> None:
     assert all(op.rounding is None or op.rounding.table is None for op in convolutions(without))
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize("kind", ["silu", "hardswish", "gelu", "bias by channel"])
-def test_they_compute_what_the_file_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_compute_what_the_file_says(
+    kind: str, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model = activated(kind)
-    fast = sparsejit.compile(model)
+    fast = sparsejit.compile(model, target=target)
     x = np.random.default_rng(5).uniform(-3, 3, (2, CHANNELS, SIZE, SIZE)).astype(np.float32)
     (same,) = model.opset_import
     same.version = 19

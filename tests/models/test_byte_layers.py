@@ -11,6 +11,7 @@ pytest.importorskip("onnx")
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from sketch import kinds
+from test_byte_convolutions import at_both_levels
 from test_onnx import graph_model
 
 import sparsejit
@@ -27,7 +28,6 @@ from sparsejit.passes.quantised_layers import quantised_layers
 
 LEVEL = Target.named("avx512")
 TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
-needs_vnni = pytest.mark.skipif(not TARGET.runs_on(Target.detect()), reason="needs AVX-512 VNNI")
 CHANNELS, SIZE = 48, 20
 
 
@@ -130,19 +130,24 @@ def test_a_sum_is_inside_the_convolution_before_it(relu: bool, stride: int, sums
     assert (steps > 1e-3).mean() < 1e-3
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("zero", [0, 117, 255])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("sums", SUMS)
 def test_it_computes_what_the_file_says(
-    sums: str, relu: bool, zero: int, stride: int, monkeypatch: pytest.MonkeyPatch
+    sums: str,
+    relu: bool,
+    zero: int,
+    stride: int,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To a step of the result: what an earlier layer rounds a tie to may move a later one."""
     path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model, scale = bottleneck(relu, zero, stride, sums)
-    fast = sparsejit.compile(model)
+    fast = sparsejit.compile(model, target=target)
     kernels = [step.kernel for step in fast.parts.variants[0].steps]
     assert sum(kernel.startswith("quads") for kernel in kernels) == (5 if stride > 1 else 4)
     x = np.random.default_rng(5).uniform(-3, 3, (3, CHANNELS, SIZE, SIZE)).astype(np.float32)
@@ -154,15 +159,15 @@ def test_it_computes_what_the_file_says(
     assert (steps > 0.5).mean() < 0.01
 
 
-@needs_vnni
+@at_both_levels
 def test_files_and_threads_give_the_same_bits(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    target: Target, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model, _ = bottleneck(True, 117, 2)
     x = np.random.default_rng(6).uniform(-3, 3, (5, CHANNELS, SIZE, SIZE)).astype(np.float32)
-    fast = sparsejit.compile(model)
+    fast = sparsejit.compile(model, target=target)
     fast.save(tmp_path / "m.sjit")
     wanted = fast(x)
     for other in (sparsejit.load(tmp_path / "m.sjit"), sparsejit.compile(model, threads=2)):
@@ -197,11 +202,12 @@ def test_sparse_layers_are_cheaper_in_bytes_where_there_is_code() -> None:
     q.nodes[-1].output[0] = "y"
     model = graph_model(q.nodes, {"x": ("n", 256, 56, 56)}, q.constants, 13, 4)
     graph = quantised_layers(import_onnx(model).graph(1))
-    detected = Target.detect()
+    detected, narrow = Target.detect(), Target.named("avx2")
     sets = TARGET.instruction_sets
     for target, wanted in (
         (replace(detected, isa="avx512", instruction_sets=sets), True),
         (replace(detected, isa="avx512", instruction_sets=LEVEL.instruction_sets), False),
+        (replace(detected, isa="avx2", instruction_sets=narrow.instruction_sets), True),
     ):
         found = with_byte_layers(graph, ModelOptions(target))
         assert all((op.rounding is not None) is wanted for op in convolutions(found))

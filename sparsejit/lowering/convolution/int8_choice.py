@@ -70,7 +70,9 @@ def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
         about(node.output.origin.layer)
         return takes_byte_columns(layers, node)
 
-    graph = byte_columns(graph, takes_columns)
+    has_wide = options.target.isa == "avx512"
+    if has_wide:
+        graph = byte_columns(graph, takes_columns)
     low = Lowering(graph, options)
 
     def wins(node: Node) -> bool:
@@ -78,7 +80,7 @@ def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
         known = all(value in graph.constants for value in node.inputs[1:])
         return known and _takes_bytes(low, node)
 
-    return byte_layers(graph, wins, options.target.has("avx512vbmi"))
+    return byte_layers(graph, wins, not has_wide or options.target.has("avx512vbmi"))
 
 
 def with_rounded_inputs(graph: Graph) -> Graph:

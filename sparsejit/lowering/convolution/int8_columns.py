@@ -67,10 +67,10 @@ from sparsejit.x86.operands import rsi
 
 @lowers(NormalisedColumns)
 def lower_norm(low: Lowering, node: Node) -> None:
-    """Append a norm over channels. Raises CompileError without AVX-512 VNNI."""
+    """Append a norm over channels. Raises CompileError if the target has no code for it."""
     op, (*added, parameters) = node.op, node.inputs
     assert isinstance(op, NormalisedColumns)
-    check_bytes(low, node)
+    check_bytes(low, node, "byte-norm")
     reads = [_operand(low, *each) for each in zip(added, op.steps, strict=True)]
     value = node.output
     wanted = [_read_in(reader, value) for reader in low.readers[value]]
@@ -128,10 +128,10 @@ def _norm_step(
 
 @lowers(ByteAttention)
 def lower_byte_attention(low: Lowering, node: Node) -> None:
-    """Append an attention of bytes. Raises CompileError without AVX-512 VNNI."""
+    """Append an attention of bytes. Raises CompileError if the target has no code for it."""
     op, value = node.op, node.output
     assert isinstance(op, ByteAttention)
-    check_bytes(low, node)
+    check_bytes(low, node, "byte-attention")
     images = [bytes_of(low, *each) for each in zip(node.inputs, op.steps, strict=False)]
     masks = [low.contiguous(mask) for mask in node.inputs[len(images) :]]
     planes = BytePlanes.plain(value.shape)
@@ -226,10 +226,10 @@ def _has_taps(low: Lowering, value: Value) -> bool:
 
 @lowers(ChannelMeans)
 def lower_channel_means(low: Lowering, node: Node) -> None:
-    """Append a kernel for channel means. Raises CompileError without AVX-512 VNNI."""
+    """Append a kernel for channel means. Raises CompileError if the target has no code for it."""
     op = node.op
     assert isinstance(op, ChannelMeans)
-    check_bytes(low, node)
+    check_bytes(low, node, "byte-means")
     image = bytes_of(low, node.inputs[0], op.steps)
     y = low.dense_result(node.output)
 
@@ -243,10 +243,10 @@ def lower_channel_means(low: Lowering, node: Node) -> None:
 
 @lowers(ScaledChannels)
 def lower_scaled_channels(low: Lowering, node: Node) -> None:
-    """Append a kernel that scales channels. Raises CompileError without AVX-512 VNNI."""
+    """Append a kernel that scales channels. Raises CompileError if the target has no code."""
     op = node.op
     assert isinstance(op, ScaledChannels)
-    check_bytes(low, node)
+    check_bytes(low, node, "byte-scale")
     image = bytes_of(low, node.inputs[0], op.steps)
     planes = BytePlanes.plain(node.output.shape, image.planes.pitch)
     scaling = ByteScaling(image.planes, planes, in_bytes(op.steps), in_bytes(op.result))

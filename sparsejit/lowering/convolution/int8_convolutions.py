@@ -69,6 +69,7 @@ from sparsejit.planner.int8_plan import (
     byte_convolution_ns,
     byte_depthwise_cost,
     fills_vectors,
+    has_byte_depthwise,
     plan_quads,
     takes_columns,
 )
@@ -197,13 +198,14 @@ def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> By
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
-    """Append the steps of a convolution. Raises CompileError without AVX-512 VNNI."""
+    """Append the steps of a convolution. Raises CompileError if the target has no code for it."""
     op, (value, _, *others) = node.op, node.inputs
     assert isinstance(op, Convolution) and op.rounding is not None
-    check_bytes(low, node)
+    by_channel = op.groups > 1 and has_byte_depthwise(low.target)
+    check_bytes(low, node, "byte-depthwise" if by_channel else "quads")
     assert op.x_steps is not None
     image = bytes_of(low, value, op.x_steps)
-    if op.groups > 1:
+    if by_channel:
         lower_byte_depthwise(low, node, image)
         return
     windows, x = _windows(low, image, node_axes(node), node, image.steps.zero_point + ZERO)

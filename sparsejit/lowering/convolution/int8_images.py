@@ -17,14 +17,14 @@ from sparsejit.asm_templates.convolution.int8_planes import (
 )
 from sparsejit.errors import CompileError
 from sparsejit.ir.operator import Node
-from sparsejit.ir.spec import Quantisation
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Element, Origin, TensorType, Value
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.int8_plan import copy_cost, fours_cost, has_quads
-from sparsejit.planner.kernels import kernel_name
+from sparsejit.planner.int8_plan import copy_cost, fours_cost
+from sparsejit.planner.kernels import OTHER_KERNELS, kernel_name
 from sparsejit.x86.assembler import Assembler
 
 # The element type of bytes in the memory plan: it has one byte.
@@ -32,12 +32,13 @@ _BYTE = Element.BOOL
 ZERO = 128  # the byte that stands for the integer 0
 
 
-def check_bytes(low: Lowering, node: Node) -> None:
-    """Raise CompileError on processors without AVX-512 VNNI, which images in bytes need."""
-    if not has_quads(low.target):
+def check_bytes(low: Lowering, node: Node, kernel: str) -> None:
+    """Raise CompileError on processors for which a kernel of images in bytes has no code."""
+    row = OTHER_KERNELS[kernel]
+    if not row.made_for(low.target, DType.INT8):
         raise CompileError(
-            f"{node.output.origin.name} is stored in bytes, which needs AVX-512 VNNI; "
-            "use dtype='float32'"
+            f"{node.output.origin.name} is stored in bytes, for which {kernel} needs "
+            f"{row.needs}; this processor has {low.target.isa}; use dtype='float32'"
         )
 
 

@@ -1,4 +1,4 @@
-"""Golden Cove: Sapphire and Emerald Rapids, Alder and Raptor Lake.
+"""Golden Cove: Sapphire and Emerald Rapids.
 
 Only port 5 permutes, and it is one of two that multiply 512 bits, so that steps that permute cost
 about twice as much as on Zen 5. All other numbers are assumed to be Zen 5's.
@@ -72,8 +72,8 @@ GOLDEN_COVE = Core(
     caches=caches(48, 32, 2 << 10, 105 << 10),  # Xeon Platinum 8480+
     vendor="GenuineIntel",
     family=6,
-    models=models(0x8F, 0xCF, 0x97, 0x9A, 0xB7, 0xBA, 0xBF),
-    products="Sapphire and Emerald Rapids, Alder and Raptor Lake",
+    models=models(0x8F, 0xCF),
+    products="Sapphire and Emerald Rapids",
     # L2 gives 40 to 44 bytes a cycle in order, 37 to 39.5 of three of four lines, L3 9 to 10;
     # straight-line code arrives at 37 to 42 from L1, 9 to 12.7 from L2, 2.4 to 3.3 at 4 MB. The
     # clock is 1.95 to 3.1 GHz.
@@ -163,15 +163,35 @@ GOLDEN_COVE = Core(
     prefetch_distance=16 << 10,  # assumed
     l3_share=0.5,
     # Assumed, from the instructions on its ports.
-    quads=QuadPrices(
-        quad=(8.0, 8.5),
-        shifted=(9.0, 9.5),
-        far=1.5,
-        fours=((2.6, 4.2), (4.5, 5.0)),
-        making=14.0,
-        row=24.0,
-        added=16.0,
-    ),
+    quads={
+        "avx512": QuadPrices(
+            quad=(8.0, 8.5),
+            shifted=(9.0, 9.5),
+            far=1.5,
+            fours=((2.6, 4.2), (4.5, 5.0)),
+            making=14.0,
+            row=24.0,
+            added=16.0,
+        ),
+        "avx2": QuadPrices(
+            quad=(14.0, 14.0),
+            shifted=(15.0, 15.0),
+            far=1.5,
+            fours=((9.0, 9.0), (10.0, 10.0)),
+            making=28.0,
+            row=45.0,
+            added=30.0,
+        ),
+        "avx_vnni": QuadPrices(
+            quad=(10.0, 10.0),
+            shifted=(11.0, 11.0),
+            far=1.5,
+            fours=((5.5, 5.5), (7.0, 7.0)),
+            making=28.0,
+            row=45.0,
+            added=30.0,
+        ),
+    },
     # 64 KB to 1 MB, read and then written again by the other core in order: 8 to 15 bytes a ns. 6
     # gave the least time of a transformer and MobileNet on two threads.
     sharing=SharingPrices(barrier_ns=583.0, crossing_bytes=6.0),

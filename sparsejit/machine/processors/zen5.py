@@ -194,15 +194,36 @@ ZEN5 = Core(
     prefetch_distance=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
     l3_share=0.75,
     # quad: prototypes; fours: by prototypes of whole layers; else by their instructions.
-    quads=QuadPrices(
-        quad=(5.0, 5.0),
-        shifted=(6.5, 6.5),
-        far=0.8,
-        fours=((4.2, 4.6), (5.0, 5.2)),
-        making=10.0,
-        row=14.0,
-        added=10.0,
-    ),
+    # 256 bits: assumed, by their instructions.
+    quads={
+        "avx512": QuadPrices(
+            quad=(5.0, 5.0),
+            shifted=(6.5, 6.5),
+            far=0.8,
+            fours=((4.2, 4.6), (5.0, 5.2)),
+            making=10.0,
+            row=14.0,
+            added=10.0,
+        ),
+        "avx2": QuadPrices(
+            quad=(10.5, 10.5),
+            shifted=(12.0, 12.0),
+            far=0.8,
+            fours=((8.5, 8.5), (9.5, 9.5)),
+            making=20.0,
+            row=30.0,
+            added=20.0,
+        ),
+        "avx_vnni": QuadPrices(
+            quad=(8.5, 8.5),
+            shifted=(9.5, 9.5),
+            far=0.8,
+            fours=((6.0, 6.0), (7.0, 7.0)),
+            making=20.0,
+            row=30.0,
+            added=20.0,
+        ),
+    },
     # `sparsejit bench threads`, docs/notes/threads.md; crossing bytes are assumed, within one L3.
     sharing=SharingPrices(barrier_ns=100.0, crossing_bytes=20.0),
 )
