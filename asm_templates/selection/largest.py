@@ -51,7 +51,7 @@ _SWAPPED_HALVES, _SWAPPED_PAIRS = 0x4E, 0xB1  # of vpshufd
 
 
 @dataclass(frozen=True)
-class _Words:
+class _WordForm:
     """Keys of one size: bytes, and the letters of mnemonics for floats and for whole numbers."""
 
     bytes: int
@@ -97,7 +97,7 @@ class _Words:
         asm.emit("vblendvpd", d, kind(4), a, kind(5))
 
 
-_WORDS = {_FLOAT: _Words(_FLOAT, "s", "d"), _DOUBLE: _Words(_DOUBLE, "d", "q")}
+_WORDS = {_FLOAT: _WordForm(_FLOAT, "s", "d"), _DOUBLE: _WordForm(_DOUBLE, "d", "q")}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class LargestElements:
     x_bytes: int = 4
 
     @property
-    def words(self) -> _Words:
+    def words(self) -> _WordForm:
         return _WORDS[self.x_bytes]
 
     @property

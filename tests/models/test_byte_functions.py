@@ -96,17 +96,17 @@ def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool, target: Ta
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize("rounds_first", [False, True])
 @pytest.mark.parametrize("density", [0.1, 1.0])
-def test_a_table_follows_a_sum(density: float, rounds_first: bool) -> None:
+def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Target) -> None:
     case = replace(CASE, density=density, adds=True, rounds_first=rounds_first)
     _, own, added, summed = case.steps
     rounding = RoundedResult(RESULT, own if rounds_first else None, added, False, summed, TABLE)
     graph = with_rounding(case, rounding)
     inputs = case.inputs(graph)
     run = run_built(
-        built_model(lower_model(graph, ModelOptions(TARGET))), [x[None] for x in inputs]
+        built_model(lower_model(graph, ModelOptions(target))), [x[None] for x in inputs]
     )
     found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
     integers, near = case.wanted(inputs)
