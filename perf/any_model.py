@@ -48,6 +48,7 @@ OURS = {
 DTYPES = ("float32", "bfloat16", "int8")
 # A float32 engine whose relative error exceeds this computes another model.
 _WRONG = 1e-2
+_REFUSED = "InvalidInput: "  # the beginning of a worker's message
 
 
 class CallPace(NamedTuple):
@@ -101,7 +102,12 @@ class AnyComparison:
         parts += [
             f"{one.name.removeprefix('sparsejit-')} {ns(best) / ns(one):.1f} times "
             f"at {one.relative_error:.1e}"
-            for one in (*more, *short)
+            for one in more
+        ]
+        parts += [
+            f"{one.name}, in its own precision, {ns(best) / ns(one):.1f} times as fast as "
+            f"{best.name} at {one.relative_error:.1e}"
+            for one in short
         ]
         return "; ".join(parts)
 
@@ -244,7 +250,7 @@ def compare_any(
 
     An absent engine is skipped, with the reason. `pace` asks for latencies too; with the states
     that `state` names, our native calls are the steps of a stream. Raises InvalidInput for more
-    threads than there are cores.
+    threads than there are cores, and for inputs that the model does not take.
     """
     ours = [OURS[dtype] for dtype in dtypes]
     if isinstance(source.model, CompiledModel):
@@ -258,6 +264,9 @@ def compare_any(
         task = AnyTask(source, Path(folder))
         given = stack, task, name, (*ours, *runs_it), progress, lambda peer: float("inf"), threads
         contest = ModelRounds(*given, both_ways=True)
+        refused = [contest.skipped.get(peer.name, "") for peer in ours]
+        if all(why.startswith(_REFUSED) for why in refused):
+            raise InvalidInput(refused[0].removeprefix(_REFUSED))
         times = contest.times(rounds)
         latency = native = None
         if pace is not None:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+from codeop import compile_command
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -100,6 +101,18 @@ def test_code_fits_a_page_of_1280_pixels(page: Path) -> None:
 def test_the_table_of_kernels_is_the_planner_s() -> None:
     page = (DOCS / "kernels" / "index.md").read_text()
     assert "\n".join(kernel_table()) in page
+
+
+@pytest.mark.parametrize("page", [*GUIDES, ROOT / "README.md"], ids=lambda path: path.stem)
+def test_code_can_be_pasted_into_an_interpreter_line_by_line(page: Path) -> None:
+    """A blank line ends a body there, and a statement behind a body needs one."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        waiting: list[str] = []
+        for line in (*block.splitlines(), ""):
+            waiting.append(line)
+            if compile_command("\n".join(waiting), symbol="single") is not None:
+                waiting = []
+        assert not waiting, waiting
 
 
 def test_notes_do_not_link_to_guides() -> None:

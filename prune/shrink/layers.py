@@ -17,6 +17,7 @@ from torch.nn import functional
 from sparsejit.api.quantising.chosen_scales import SHORT
 from sparsejit.api.quantising.scales_of_inputs import Forms
 from sparsejit.api.quantising.seen_inputs import multiplied_rows, takes_steps
+from sparsejit.frontends.model_source import LEAST_SHRUNK
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.operator import Node
@@ -28,8 +29,6 @@ from sparsejit.ir.values import Array, Value
 from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 from sparsejit.prune.patterns import PATTERNS
 
-# Fewer weights take too little time to show in the time of a call.
-LEAST_WEIGHTS = 512
 _WITHOUT_INT8 = tuple(dtype for dtype in SHORT if dtype is not DType.INT8)
 
 
@@ -146,7 +145,7 @@ def shrink_layers(graph: Graph, has_int8_gates: bool = True) -> list[ShrinkLayer
     for key, node in keyed_layers(graph).items():
         takes = _is_plain_recurrence(node, graph) or takes_steps(node, graph)
         weights = weights_of(node)
-        if takes and len(readers[weights]) == 1 and weights.type.size >= LEAST_WEIGHTS:
+        if takes and len(readers[weights]) == 1 and weights.type.size >= LEAST_SHRUNK:
             own = [v for v in biases_of(node)[:1] if v in graph.constants and len(readers[v]) == 1]
             around = (node, *_readers_of_elements(node.outputs[0], readers))
             cells = {each.op.gates for each in around if isinstance(each.op, Recurrence)}

@@ -164,7 +164,7 @@ class Shrunk(Shown):
             for peer in self.peers
         )
         names = ", ".join(self.left_out)
-        few = f"{names}: too few rows in the data for zeros; give more data"
+        few = f"{names}: no further zeros, for which the data has too few rows; give more samples"
         return self.line, *others, *([few] if names else [])
 
     @property

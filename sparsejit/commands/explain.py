@@ -39,6 +39,7 @@ from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sparsejit.api.kernels.kernel import Kernel
+    from sparsejit.api.reports.advisor import Advice
     from sparsejit.api.reports.report import Report
 
 _MATRIX = ".npy, .safetensors, or a state dict in a .pt file"
@@ -73,6 +74,9 @@ def explain(
     axis: AxisOption = -1,
     window: WindowOption = None,
     measure: MeasureOption = False,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Also list changes that would make a model faster.")
+    ] = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
     out: Annotated[
@@ -85,10 +89,13 @@ def explain(
         *(model, shape, constant, batch, dtype, target, threads, tune, exact),
         *(fallback, state, step, axis, window),
     )
-    report = _report(asked, tensor, strategy, measure)
+    report, advice = _report(asked, tensor, strategy, measure, advise)
     write_page(html, report)
-    if not hand_over(report.as_dict(), as_json, out):
+    ideas = {} if advice is None else {"advice": advice.as_dict()}
+    if not hand_over(report.as_dict() | ideas, as_json, out):
         console.print(report)
+        if advice is not None:
+            console.print(advice)
 
 
 def disasm(
@@ -103,17 +110,27 @@ def disasm(
     typer.echo(_kernel(asked, tensor, strategy).disassemble())
 
 
-def _report(asked: ModelRequest, tensor: str | None, strategy: str, measure: bool) -> Report:
+def _report(
+    asked: ModelRequest, tensor: str | None, strategy: str, measure: bool, advise: bool
+) -> tuple[Report, Advice | None]:
+    """The report, and with `advise` a model's advice."""
     if Path(asked.model).is_dir():
         raise InvalidInput(f"{asked.model} is a folder; give a model, or a file with a matrix")
     if not is_model(asked.model):
-        return _kernel(asked, tensor, strategy).explain(measure=measure)
+        if advise:
+            raise InvalidInput(f"{asked.model} is a matrix; --advise is for models")
+        return _kernel(asked, tensor, strategy).explain(measure=measure), None
     if tensor is not None or strategy != "auto":
         raise InvalidInput(f"{asked.model} is a model; --tensor and --strategy are for a matrix")
+    from sparsejit.api.kernels.kernel import Kernel
+
     with ProgressBar() as bar:
         compiled = load_or_compile(asked, bar.show)
+        if advise and isinstance(compiled, Kernel):
+            raise InvalidInput(f"{asked.model} holds a matrix; --advise is for models")
         bar.show("measuring" if measure else "explaining", 1.0)
-        return compiled.explain(measure=measure)
+        report = compiled.explain(measure=measure)
+        return report, None if isinstance(compiled, Kernel) or not advise else compiled.advise()
 
 
 def _kernel(asked: ModelRequest, tensor: str | None, strategy: str) -> Kernel:

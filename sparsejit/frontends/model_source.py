@@ -345,11 +345,19 @@ def _numbers(text: str) -> float | list[float]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
+# Weights of the smallest layer in which `shrink` makes zeros.
+LEAST_SHRUNK = 512
+
+
 def shrink_command(reference: str, constants: Sequence[str], suffix: str) -> str:
-    """The command that makes zeros in the model; the file of samples is the user's to make."""
+    """The command that makes zeros in the model; the file of samples is the user's to make.
+
+    It does not write over the model.
+    """
     given = [word for text in constants for word in ("--constant", text)]
     words = "sparsejit", "shrink", reference, "--data", "samples.npz", *given
-    return shlex.join([*words, "--out", f"small{suffix}"])
+    name = "smaller" if Path(reference).stem == "small" else "small"
+    return shlex.join([*words, "--out", f"{name}{suffix}"])
 
 
 def onnx_shrinking(model: Any, constants: Mapping[str, Any]) -> str:

@@ -46,11 +46,11 @@ def make():
 """
 
 
-def onnx_file(folder: Path, operator: str = "Mul") -> Path:
+def onnx_file(
+    folder: Path, operator: str = "Mul", sizes: tuple[Any, ...] = ("batch", "length")
+) -> Path:
     """y = operator(x (batch, length), n ()), in a file."""
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "length"]) for name in "xy"
-    )
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [*sizes]) for name in "xy")
     n = helper.make_tensor_value_info("n", TensorProto.FLOAT, [])
     node = helper.make_node(operator, ["x", "n"], ["y"], name="scaled")
     graph = helper.make_graph([node], "scaling", [x, n], [y])
@@ -97,6 +97,25 @@ def test_one_model_through_every_command(tmp_path: Path) -> None:
         assert said in str(done.exception)
     done = invoked("explain", model, "--tensor", "w")
     assert "--tensor and --strategy are for a matrix" in str(done.exception)
+
+
+def test_explain_advises_on_models(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(FACTORY)
+    done = invoked("explain", f"{tmp_path}/net.py:make", "--advise")
+    assert done.exit_code == 0 and "change" in done.output, done.output
+    found = json.loads(invoked("explain", f"{tmp_path}/net.py:make", "--advise", "--json").stdout)
+    assert {"layers", "advice"} <= found.keys()
+    np.save(tmp_path / "w.npy", np.ones((4, 3), np.float32))
+    done = invoked("explain", tmp_path / "w.npy", "--advise")
+    assert "is a matrix; --advise is for models" in str(done.exception)
+
+
+def test_bench_refuses_inputs_that_the_model_does_not_take(tmp_path: Path) -> None:
+    file = onnx_file(tmp_path, sizes=(1, 4))
+    options = ["--shape", "x=1x5", "--peers", "", "--dtype", "float32"]
+    done = invoked("bench", file, *options)
+    assert isinstance(done.exception, InvalidInput)
+    assert re.search(r"x has shape \(1, 5\); the model takes \(1, 4\)", str(done.exception))
 
 
 def test_long_names_are_cut_to_80_columns() -> None:
@@ -402,7 +421,8 @@ def test_the_verdict_tells_precisions_apart_and_who_is_wrong() -> None:
     own = time_of("openvino-default", 150.0, 4e-3)
     found = AnyComparison("m", (short, own, peer), {})
     best = "as fast as the best other, onnxruntime, at 5.0e-03"
-    bfloat16, openvino = f"bfloat16 3.0 times {best}", "openvino-default 2.0 times at 4.0e-03"
+    bfloat16, openvino = f"bfloat16 3.0 times {best}", "openvino-default, in its own precision, 2.0"
+    openvino += " times as fast as onnxruntime at 4.0e-03"
     assert found.verdicts["called"] == f"{bfloat16}; {openvino}"
     wrong = AnyComparison("m", (time_of("tvm", 1.0, 0.9), peer, time_of("sparsejit", 600.0)), {})
     verdict = wrong.verdicts["called"]

@@ -266,7 +266,6 @@ def test_outputs_that_cannot_be_are_refused_before_the_work(
         ("net", ["--dtype", "float64"], "dtype 'float64' is unknown"),
         ("net", ["--dtype", "int8", "--dtype", "0=int8"], "write LAYERS=int8"),
         ("net", ["--dtype", "fc=int8"], "matches no layer; layers are 0, 2"),
-        ("net", ["--threads", "2", "--export", "net.o"], "for 2 threads of this process"),
     ],
 )
 def test_what_cannot_be_compiled_leaves_nothing(

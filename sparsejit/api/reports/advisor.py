@@ -22,6 +22,7 @@ from sparsejit.api.reports.timed_layers import (
     TimedProduct,
     timed_convolutions,
 )
+from sparsejit.frontends.model_source import LEAST_SHRUNK
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType, MatVec
@@ -203,7 +204,10 @@ class _Advisor:
         """Yield changes of the model, which need training, and zeros, which `shrink` makes too."""
         layers = [timed for timed in self.layers if not timed.is_grouped]
         both: list[TimedProduct | TimedConvolution] = [*layers, *self.convolutions]
-        every = [timed for timed in both if self.shrinking or self._weights(timed.parameter)]
+        if self.shrinking:
+            every = [timed for timed in both if timed.matrix.size >= LEAST_SHRUNK]
+        else:
+            every = [timed for timed in both if self._weights(timed.parameter)]
         pruned = [timed for timed in every if not timed.is_dense]
         dense = [timed for timed in every if timed.is_dense]
         for pattern in () if self.shrinking else [x for x in PATTERNS if x != "unstructured"]:
