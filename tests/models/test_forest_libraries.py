@@ -179,8 +179,9 @@ def test_what_the_library_refuses_is_refused(
     for odd, is_taken in ((np.nan, takes_nan), (-np.inf, takes_infinity)):
         rows = X[:4].astype(dtype)
         rows[2, 5] = odd
-        if is_taken:
-            same(compiled, estimator, rows)
+        if is_taken:  # XGBoost's `apply` refuses infinity
+            found, wanted = compiled.predict(rows), estimator.predict(rows)
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
             continue
         with pytest.raises(ValueError, match="contains"):
             estimator.predict(rows)
