@@ -1,6 +1,6 @@
 """`sparsejit bench MODEL`: a user's model timed beside other engines on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -250,11 +250,18 @@ def _saved(asked: ModelRequest, file: str, data: Path | None) -> "NamedModel":
     return NamedModel(file, compiled, example_arrays(inputs, data=data), {})
 
 
+def _skipped(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason, with the engines that were skipped for it."""
+    names: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names.setdefault(why, []).append(name)
+    return [f"{', '.join(each)} skipped: {why}" for why, each in names.items()]
+
+
 def _table(found: "AnyComparison") -> Table:
-    skipped = (f"{name} skipped: {why}" for name, why in found.skipped.items())
     figures = ("called min", "called median", "bound min", "bound median", "error")
     title = f"{found.model}; us a call from Python: {_CONVENTION}"
-    table = table_of(title, ("engine", "version"), figures, skipped)
+    table = table_of(title, ("engine", "version"), figures, _skipped(found.skipped))
     for one in found.times:
         ns = one.ns_min, one.ns_median, one.bound_ns_min, one.bound_ns_median
         cells = ("" if each is None else f"{each / 1000:,.2f}" for each in ns)
@@ -267,7 +274,7 @@ def _latency_table(found: "LatencyReport") -> Table:
     """A row for each engine; histograms in the last column have the same bins."""
     from sparsejit.perf.call_latency import PERCENTILES
 
-    notes = [f"{name} skipped: {why}" for name, why in found.skipped.items()]
+    notes = _skipped(found.skipped)
     if found.engines:
         span = f"{found.edges[0]:,.1f} to {found.edges[-1]:,.1f} us"
         calls = ", ".join(sorted({f"{one.calls:,}" for one in found.engines}))
