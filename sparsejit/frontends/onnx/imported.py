@@ -44,7 +44,7 @@ from sparsejit.frontends.onnx.reading import (
 )
 from sparsejit.frontends.onnx.words import Words, is_text, zip_keys
 from sparsejit.frontends.states import ModelInterface, interface_of
-from sparsejit.ir.dtypes import Dtype
+from sparsejit.ir.dtypes import TEXT, Dtype
 from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.operator import SamplesMixed
 
@@ -120,8 +120,10 @@ class GivenModel:
         self.arrays.update(_fixed(inputs, constants or {}), **arrays or {})
         self.inputs = [each for each in inputs if each.name not in self.arrays]
         self.declared: dict[str, Shape] = {each.name: _declared(each) for each in self.inputs}
-        self.shapes = _sizes(self.declared, examples)
         arguments = Nest(NestKind.TUPLE, tuple(map(self._tensor, self.inputs)))
+        nests = zip(self.inputs, arguments.items, strict=True)
+        texts = {each.name for each, nest in nests if nest.dtype == TEXT.name}
+        self.shapes = _sizes(self.declared, examples, texts)
         self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
         self.output_tree = self.outputs_of([None] * len(self.model.graph.output))
 
@@ -297,8 +299,10 @@ def _declared(value: Any) -> Shape:
     return tuple(map(size_of, kind.shape.dim))
 
 
-def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, tuple[int, ...]]:
-    """Sizes of each input: the example's, or the file's with a batch of 1."""
+def _sizes(
+    declared: Mapping[str, Shape], examples: Sequence[Any], texts: Container[str]
+) -> dict[str, tuple[int, ...]]:
+    """Sizes of each input: the example's, or the file's with a batch of 1; `texts` take strings."""
     if not examples:
         batch = {shape[0] for shape in declared.values() if shape and isinstance(shape[0], str)}
         return {name: _without_example(name, shape, batch) for name, shape in declared.items()}
@@ -309,7 +313,7 @@ def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, 
         )
     found = {}
     for (name, shape), example in zip(declared.items(), examples, strict=True):
-        is_of_texts = isinstance(example, np.ndarray) and is_text(example.dtype)
+        is_of_texts = name in texts and isinstance(example, np.ndarray) and is_text(example.dtype)
         array = example if is_of_texts else to_array(example, name, takes_bools=True)
         sizes = tuple(array.shape)
         _check_sizes(f"example of {name}", sizes, shape)

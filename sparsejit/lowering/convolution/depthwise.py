@@ -14,7 +14,7 @@ from sparsejit.asm_templates.convolution.window_rows import (
 )
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.images import image_result
@@ -26,10 +26,15 @@ from sparsejit.x86.assembler import Assembler
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether a convolution has one filter per channel, and there is code for its windows."""
+    """Whether a convolution has one filter per channel, and there is code for its windows.
+
+    The code adds no operand.
+    """
     op, x = node.op, node.inputs[0]
     assert isinstance(op, Convolution)
     if op.transposed or op.groups == 1 or op.groups != x.shape[1] or op.dtype is DType.INT8:
+        return False
+    if adds_operand(node):
         return False
     return can_run(*node_axes(node))
 

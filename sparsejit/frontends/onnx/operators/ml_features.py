@@ -94,26 +94,29 @@ def feature_vectorizer(write: Writer, call: Call) -> Value:
 
 
 def _place_of(write: Writer, x: Value, keys: Array, missing: int) -> Value:
-    """The place of the key that equals x, the first of equal ones; `missing` for none.
-
-    NaN equals NaN.
-    """
+    """The place of the key that equals x; `missing` for none. NaN equals NaN."""
+    _check_keys(keys)
     if len(keys) > _MOST_KEYS:
         raise Unmapped(f"has {len(keys):,} numbers to compare with, more than {_MOST_KEYS:,}")
-    firsts = np.unique(keys, return_index=True)[1]
-    known = np.sort(firsts)
     column = arranging.reshaped(write, x, (*x.shape, 1))
     f = write.formula("places")
-    is_there = f("equal", column, write.constant(keys[known], "keys"))
-    marks = np.array(known - missing, np.int64)
+    is_there = f("equal", column, write.constant(keys, "keys"))
+    marks = np.array(np.arange(len(keys)) - missing, np.int64)
     if keys.dtype.kind == "f" and np.isnan(keys).any():
-        of_nan = write.constant(np.isnan(keys[known]), "of NaN")
+        of_nan = write.constant(np.isnan(keys), "of NaN")
         is_nan = f("logical_and", f("not_equal", column, column), of_nan)
         is_there = f("logical_or", is_there, is_nan)
     zero = write.number(0, Element.INT64)
     total = f("row_sum", f("where", is_there, write.constant(marks, "places"), zero))
-    found = f.finish(total, shape=(*x.shape, len(known)))
+    found = f.finish(total, shape=(*x.shape, len(keys)))
     return write.pointwise("add", arranging.reshaped(write, found, x.shape), missing)
+
+
+def _check_keys(keys: Array) -> None:
+    """Raise Unmapped for equal keys, of which runtimes take the first or the last."""
+    kept, counts = np.unique(keys, return_counts=True)
+    if (counts > 1).any():
+        raise Unmapped(f"has the key {kept[counts > 1][0]} twice")
 
 
 def _of_text(write: Writer, call: Call, x: Value, keys: Array, values: Array, other: Any) -> Value:
@@ -121,7 +124,8 @@ def _of_text(write: Writer, call: Call, x: Value, keys: Array, values: Array, ot
     assert call.words is not None
     count = len(call.words.numbers)
     table = np.full(count + 1, other, values.dtype)
-    table[keys[::-1]] = values[::-1]  # the first of equal keys wins
+    _check_keys(keys)
+    table[keys] = values
     known = write.pointwise("minimum", x, write.number(count, Element.INT64))
     return selection.looked_up(write, write.constant(table, "values"), 0, known)
 
