@@ -68,7 +68,10 @@ def sweep(
 
 
 def cliffs(rows: Sequence[SweepRow]) -> list[str]:
-    """Two sentences: the least `growth` and the largest `column_step` of at least one row."""
+    """Return two sentences: the least `growth` and the largest `column_step`, each with its batch.
+
+    There must be at least one row.
+    """
     least = min(rows, key=lambda row: row.growth)
     worst = max(rows, key=lambda row: row.column_step)
     return [

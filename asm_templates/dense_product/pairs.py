@@ -1,8 +1,8 @@
-"""Pairs of bfloat16 along the depth of a dense product, constant or rounded in a call.
+"""Operands of a dense product, rounded to bfloat16 and stored as pairs along the depth.
 
-    paired              a constant operand, pairs along its last axis
-    emit_paired_rows    A (rows, depth) to the stack: neighbours in a row are a pair
-    emit_paired_strip   a strip of B (depth, columns) to the stack: two rows are interleaved
+    paired              converts a constant operand: neighbours on its last axis form a pair
+    emit_paired_rows    converts A (rows, depth) in a call: neighbours in a row form a pair
+    emit_paired_strip   converts a strip of B (depth, columns) in a call: two rows interleave
 
 `vdpbf16ps sum, a, b` adds both products of each pair to the sum of its lane, in float32.
 """
@@ -40,7 +40,10 @@ _LOW, _HIGH, _ORDER = zmm(29), zmm(30), zmm(31)
 
 
 def pair_pitch(depth: int) -> int:
-    """Return the bytes from row to row of pairs: whole lines, whose rows lie in different sets."""
+    """Return the bytes from one row of pairs to the next: whole cache lines.
+
+    Consecutive rows begin in different sets of the cache.
+    """
     lines = _LINE * ceil_div(depth, 2 * _LANES)
     return lines + _LINE * (lines % SET_BYTES == 0)
 
@@ -51,7 +54,10 @@ def fits_stack(spec: DenseProduct) -> bool:
 
 
 def paired(weights: FloatArray) -> FloatArray:
-    """Return pairs of bfloat16 (rows, pairs), as float32 of the same bits; the last has a zero."""
+    """Return weights (rows, depth) as pairs of bfloat16 (rows, pairs).
+
+    A float32 has the bits of each pair. For an odd depth the last pair ends with a zero.
+    """
     rows, depth = weights.shape
     padded = np.zeros((rows, 2 * ceil_div(depth, 2)), np.float32)
     padded[:, :depth] = weights
@@ -96,7 +102,7 @@ def emit_paired_rows(asm: Assembler, spec: DenseProduct, source: Register, into:
 def emit_paired_strip(
     asm: Assembler, spec: DenseProduct, strip: MatrixPlace, vectors: int, lanes_of_last: int
 ) -> None:
-    """Append code that rounds a strip of B to pairs at rsp, `vectors` vectors a pair of rows.
+    """Append code that rounds a strip of B to pairs at rsp; two rows become `vectors` vectors.
 
     The last vector has `lanes_of_last` lanes, or all if that is 0. An odd depth ends with zeros.
     Clobbers rax, rcx, r8, k7 and vectors.

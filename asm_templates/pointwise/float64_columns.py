@@ -1,4 +1,4 @@
-"""Columns of x in float64: products with weights, and scaled or compared columns.
+"""Kernels in float64 over columns of x: products with weights, scaling, comparisons.
 
     emit_double_product   a product with weights: outputs in fours, inputs as lanes
     emit_scaled_columns   columns shifted and scaled, clipped, compared with categories
@@ -76,7 +76,7 @@ class DoubleProductSpec:
 
 
 def emit_double_product(asm: Assembler, spec: DoubleProductSpec) -> None:
-    """Append the product. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors and k1."""
+    """Append the product's code. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors and k1."""
     blocks = range(0, len(spec.bias), _OUTPUTS)
     writers = [_OutputsOfRow(asm, spec, slice(first, first + _OUTPUTS)) for first in blocks]
 
@@ -90,7 +90,7 @@ def emit_double_product(asm: Assembler, spec: DoubleProductSpec) -> None:
 
 
 class _OutputsOfRow:
-    """Code of up to four outputs of one row."""
+    """Appends the code that computes up to four outputs of one row."""
 
     def __init__(self, asm: Assembler, spec: DoubleProductSpec, outputs: slice) -> None:
         self.asm, self.lanes = asm, asm.target.vector_bytes // _DOUBLE
@@ -142,7 +142,7 @@ class _OutputsOfRow:
                 self.asm.emit("add", r9, chunks * self.lanes * self.x_bytes)
 
     def _add(self, sums: list[Register], chunk: int, count: int = 0) -> None:
-        """Add a vector's products to the sums; its first `count` inputs exist, or with 0 all."""
+        """Add a vector's products to the sums; with `count`, only its first inputs exist."""
         asm, at = self.asm, chunk * self.chunk_bytes
         x, is_narrow = vector(asm, _SUMS), self.x_bytes == _FLOAT
         taken = half_vector(asm, _SUMS) if is_narrow else x
@@ -211,10 +211,10 @@ _EQUAL, _UNORDERED = 0, 3
 
 @dataclass(frozen=True, eq=False)
 class ColumnScaling:
-    """Columns of x to be scaled, clipped or compared: sizes, and the numbers for each column.
+    """Sizes of x and y, and the numbers by which each column is scaled, clipped or compared.
 
     `rows` of x have `features` elements of `x_bytes`, an element of y has `y_bytes`. `columns` are
-    the columns of x that are used, `numbers` (kinds, columns) as of `ScaledColumns`. `y_gap` are
+    the columns of x that are used, `numbers` (kinds, columns) as in `ScaledColumns`. `y_gap` are
     the bytes between two rows of y.
     """
 
@@ -236,7 +236,7 @@ class ColumnScaling:
         return not np.array_equal(self.columns, np.arange(self.outputs))
 
     def asks_for(self, row: int, otherwise: float) -> bool:
-        """Whether any column needs the operation whose numbers are `row`, such as clipping.
+        """Whether any column needs an operation, such as clipping, whose numbers are in `row`.
 
         `otherwise` is the number that has no effect.
         """
@@ -244,7 +244,7 @@ class ColumnScaling:
 
 
 def emit_scaled_columns(asm: Assembler, scaling: ColumnScaling) -> None:
-    """Append the scaling of all rows. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors."""
+    """Append code that scales all rows. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors."""
     writer = _ColumnWriter(asm, scaling)
     whole, rest = divmod(scaling.outputs, LANES)
 
@@ -272,7 +272,7 @@ def emit_scaled_columns(asm: Assembler, scaling: ColumnScaling) -> None:
 
 
 class _ColumnWriter:
-    """The code that scales four columns at a time, with their numbers in the pool, four by four."""
+    """Appends the code that scales four columns at a time; literals hold their numbers by fours."""
 
     def __init__(self, asm: Assembler, scaling: ColumnScaling) -> None:
         self.asm, self.scaling = asm, scaling
@@ -302,7 +302,7 @@ class _ColumnWriter:
         self.chunk_bytes = LANES * (_FLOAT + _DOUBLE * len(self.used))
 
     def place(self, number: int) -> Memory:
-        """The operand with the next four of row `number` of the numbers."""
+        """The operand with row `number` of the numbers for the next four columns."""
         return Memory(r8, LANES * (_FLOAT + _DOUBLE * self.used.index(number)))
 
     def columns(self, count: int, is_gathered: bool) -> None:

@@ -31,7 +31,7 @@ _MAGNITUDE = (1 << 63) - 1
 
 @dataclass(frozen=True, eq=False)
 class DistanceSpec:
-    """Distances (rows, known rows) of x (rows, features), of elements of `x_bytes`: 4 or 8."""
+    """Distances (rows, known rows) of x (rows, features), with elements of `x_bytes`: 4 or 8."""
 
     measure: Measure
     rows: int
@@ -40,7 +40,7 @@ class DistanceSpec:
 
 
 def emit_distances(asm: Assembler, spec: DistanceSpec) -> None:
-    """Append the distances. rdi: x; rsi: y. Clobbers these, rax, r8 to r11, vectors and k1."""
+    """Append code for distances. rdi: x; rsi: y. Clobbers these, rax, r8 to r11, vectors and k1."""
     together = _ROWS if spec.rows >= _ROWS else 1
     vectors = min(_VECTORS, _SUMS[asm.target.isa] // together)
     table = _Table.of(asm, spec.known, vectors)
@@ -105,7 +105,7 @@ class _RowsOfX:
             asm.emit("add", rsi, (self.rows - 1) * self.y_pitch)
 
     def _block(self, vectors: int, count: int) -> None:
-        """Append the sums of `count` known rows, in vectors. It passes their elements, at r8."""
+        """Append code for distances to the next `count` known rows; r8 and rsi move behind them."""
         asm = self.asm
         for number in range(self.rows * vectors):
             zero(asm, vector(asm, number))

@@ -44,7 +44,7 @@ class ColumnFactors:
 
 
 def emit_column_products(asm: Assembler, spec: ColumnFactors) -> None:
-    """Append all rows. rdi: x; rsi: y. Clobbers these, rax, r8, r10, r11 and xmm0."""
+    """Append code for all rows. rdi: x; rsi: y. Clobbers these, rax, r8, r10, r11 and xmm0."""
     offsets = np.where(spec.factors < 0, -1, _DOUBLE * spec.factors).astype(np.int64)
     records = asm.literal(offsets)
     one = asm.literal(np.ones(1), _DOUBLE)
@@ -70,7 +70,7 @@ def emit_column_products(asm: Assembler, spec: ColumnFactors) -> None:
 
 
 def emit_row_norms(asm: Assembler, rows: int, features: int, norm: str) -> None:
-    """Append all rows. rdi: x; rsi: y. Clobbers these, r9 to r11 and xmm0 to xmm3."""
+    """Append code for all rows. rdi: x; rsi: y. Clobbers these, r9 to r11 and xmm0 to xmm3."""
     total, value, sign, zero = map(xmm, range(4))
     mask = np.array([2**63 - 1, 2**63 - 1], np.int64)
 
@@ -105,7 +105,7 @@ def emit_row_norms(asm: Assembler, rows: int, features: int, norm: str) -> None:
 
 
 def _each(asm: Assembler, features: int, value: Register, body: Callable[[], None]) -> None:
-    """Append a loop over a row of x, each number of which it loads."""
+    """Append a loop over a row of x, which loads each number into `value` and runs `body`."""
     asm.emit("mov", r9, rdi)
     with counted_down(asm, dword(r11), features):
         asm.emit("vmovsd", value, Memory(r9))

@@ -43,7 +43,7 @@ _LEAST, _MOST = -700.0, 709.0  # exponents: below, expm1 is -1; float32 is infin
 
 
 def emit_powers(asm: Assembler, rows: int, powers: Array) -> None:
-    """Append all rows; `powers` (columns, 2) are of x from 0 on, and of x below.
+    """Append code for all rows; `powers` (columns, 2) are for x >= 0 and for x < 0.
 
     rdi: x; rsi: y. Clobbers these, rax, rcx, r8, r10, r11 and xmm0 to xmm5.
     """
@@ -62,7 +62,10 @@ def emit_powers(asm: Assembler, rows: int, powers: Array) -> None:
 
 
 class _PowerCode:
-    """The code of one number: x at rdi, its powers at r8, and y at rsi, which holds bits before."""
+    """Appends the code for one number: x at rdi, its powers at r8, y at rsi.
+
+    Before y is stored, its place holds bits of intermediate results.
+    """
 
     def __init__(self, asm: Assembler) -> None:
         self._asm = asm

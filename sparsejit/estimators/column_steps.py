@@ -235,7 +235,7 @@ class ColumnScales:
         return plain and bool(np.isnan(self.numbers[MISSING]).all())
 
     def reads_all(self, features: int) -> bool:
-        """Whether each feature of X is read; others may be NaN, of which no sum may be made."""
+        """Whether each feature of X is read; an unread one may be NaN, and may enter no sum."""
         return bool(np.isin(np.arange(features), self.source).all())
 
     def folded(self, weights: Array, bias: Array, features: int) -> tuple[Array, Array]:

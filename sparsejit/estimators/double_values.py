@@ -132,7 +132,7 @@ class Metric:
     divisor: float = 1.0
 
     def reduced(self, writer: EstimatorWriter, known: Array) -> Value:
-        """Numbers that have the order of the distances, float64 (batch, known rows)."""
+        """Numbers in the same order as the distances, float64 (batch, known rows)."""
         known = np.asarray(known, np.float64)
         x = writer.plain_columns()
         if self.scale is not None:
@@ -149,7 +149,7 @@ class Metric:
         return f.finish(f("maximum", f("minimum", f("sub", 1.0, cosine), 2.0), 0.0))
 
     def finished(self, f: Formula, reduced: Operand) -> Operand:
-        """The distance of a reduced one."""
+        """The distance from the number that `reduced` gives for it."""
         if self.is_root:
             return f("sqrt", reduced)
         return f("div", reduced, self.divisor) if self.divisor != 1 else reduced
@@ -224,7 +224,7 @@ class KernelFunction:
         return self.name == "linear"
 
     def of(self, writer: EstimatorWriter, known: Array) -> Value:
-        """Its values for X and known rows, float64 (batch, rows)."""
+        """The kernel of each row of X with each known row, float64 (batch, rows)."""
         known = np.asarray(known, np.float64)
         x = writer.plain_columns()
         if self.name in ("rbf", "laplacian"):
@@ -298,7 +298,7 @@ def squared_norms(writer: EstimatorWriter, x: Value, groups: int) -> Value:
 def place_of_largest(writer: EstimatorWriter, x: Value) -> Value:
     """The first of the largest columns of x in float64, int64 (batch,).
 
-    Less the largest, float32 tells all columns from it that float64 does.
+    The largest is subtracted first: rounded to float32, all smaller columns stay smaller.
     """
     f = double_formula(writer, "predict")
     apart = f.finish(f("sub", x, f("row_max", x)), shape=x.shape)

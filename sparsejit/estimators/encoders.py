@@ -25,9 +25,9 @@ _WORDS = "OUS"  # kinds of dtypes of categories that are no numbers
 class EncoderTable:
     """The results of one column of an encoder.
 
-    `values` (known,) are categories, and values that imputers replace by some; `results` (known,
-    outputs) are the encoder's for them. `unknown` (outputs,) is its result for all other values,
-    None where it refuses these.
+    `values` (known,) are categories, and values that imputers replace by categories. `results`
+    (known, outputs) are the encoder's results for them, `unknown` (outputs,) is its result for all
+    other values, None where it refuses these.
     """
 
     values: list[Any]
@@ -61,7 +61,7 @@ def groups_rare(encoder: Any) -> bool:
 
 
 def filled(value: Any, fills: Sequence[Fill]) -> Any:
-    """A value behind imputers, one after another."""
+    """Return the value after each imputer, in turn, has replaced it."""
     for missing, fill in fills:
         if value is missing or value == missing or (is_nan(value) and is_nan(missing)):
             value = fill
@@ -96,7 +96,7 @@ class _Unknown:
 
 
 def _values(categories: list[Any], fills: Sequence[Fill]) -> list[Any]:
-    """The values of a column with results of their own, each of which becomes a category."""
+    """The values of a column that are known categories once imputers have replaced them."""
     known = {each for each in categories if not is_nan(each)}
     has_nan = any(map(is_nan, categories))
 

@@ -1,4 +1,4 @@
-"""Gaussian processes: kernels of kernels, means, and probabilities of the Laplace approximation.
+"""Gaussian processes: composed kernels, means, and probabilities of the Laplace approximation.
 
     mean = K(x, X_train) alpha, times the targets' spread, plus their mean
     p    = a sum of error functions of the latent mean and variance    (Williams, Barber 1998)
@@ -178,7 +178,7 @@ def gaussian_regressor(estimator: Any) -> dict[str, Write]:
 
 
 def _probe(features: int) -> EstimatorWriter:
-    """A writer whose graph nobody reads, to refuse what cannot be written."""
+    """Return a writer for a trial run, which raises InvalidInput for a kernel without a graph."""
     return EstimatorWriter(TensorType((1, features), Element.FLOAT64))
 
 
@@ -203,7 +203,7 @@ def gaussian_classifier(estimator: Any) -> dict[str, Write]:
             )
 
     def columns(writer: EstimatorWriter) -> Value:
-        """The second class's probability of every part, float64 (batch, parts)."""
+        """Each binary classifier's probability of its second class, float64 (batch, parts)."""
         return joined(writer, [_second_class(writer, part) for part in parts], 1)
 
     def choose(writer: EstimatorWriter) -> Value:
@@ -241,7 +241,7 @@ _COEFFICIENTS = (-1854.8214151, 3516.89893646, 221.29346712, 128.12323805, -2010
 
 
 def _second_class(writer: EstimatorWriter, part: Any) -> Value:
-    """The probability of the second class, float64 (batch, 1).
+    """A binary classifier's probability of its second class, float64 (batch, 1).
 
     The variance is k(x, x) - |L^-1 (W^1/2 k)|^2, and k(x, x) is the same for all x.
     """

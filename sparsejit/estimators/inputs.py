@@ -203,10 +203,10 @@ def _is_linear(estimator: Any) -> bool:
 class EstimatorInput:
     """The rules for X (samples, features) of one estimator.
 
-    `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the reading of
-    zeros that a sparse X leaves out; `takes_frames`: whether a frame can be read as numbers;
-    `words`: columns of codes that follow the features, None where no step reads words; `text`
-    counts the tokens of texts, which X holds then.
+    `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the number
+    that graphs read for zeros that a sparse X leaves out; `takes_frames`: whether a frame can be
+    read as numbers; `words`: columns of codes that follow the features, None where no step reads
+    words; `text`: the reader that counts the tokens of an X of texts, None for an X of numbers.
     """
 
     name: str
@@ -355,7 +355,7 @@ class EstimatorInput:
 
     @cached_property
     def _seen(self) -> list[Any]:
-        """The last columns of a frame, which rows of one frame share."""
+        """The columns that passed the last check, in a list; rows of one frame share them."""
         return []
 
     def _check_names(self, columns: Any) -> None:

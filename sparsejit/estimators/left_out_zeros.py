@@ -1,4 +1,4 @@
-"""Zeros that a sparse X leaves out: missing for XGBoost where they reach it, else zeros."""
+"""Zeros that a sparse X does not store: NaN where XGBoost itself reads the sparse X, else 0."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _OTHER_NUMBERS = ("MaxAbsScaler", "QuantileTransformer", "RobustScaler", "Standa
 
 
 class LeftOut(Enum):
-    """The reading of zeros that X leaves out.
+    """The number that a graph reads for each zero that a sparse X does not store.
 
-    BOTH is (samples, 2 features), with ZERO in the first half and MISSING, NaN, in the second.
-    REFUSED and ROUNDED take no sparse X: with REFUSED a step or estimator takes none, with ROUNDED
-    a forest compares sums of numbers that steps round differently in a sparse matrix.
+    With ZERO it reads 0, with MISSING NaN. With BOTH it reads X twice, (samples, 2 features): the
+    first half has 0 there, the second NaN. REFUSED and ROUNDED take no sparse X: with REFUSED a
+    step or estimator takes none, with ROUNDED a forest compares sums of numbers that steps round
+    differently in a sparse matrix.
     """
 
     ZERO = "zero"
@@ -37,7 +38,11 @@ class LeftOut(Enum):
 
 
 def left_out_of(chains: Sequence[Sequence[Any]], features: int) -> LeftOut:
-    """The reading that chains of steps need, each from X to an estimator that predicts."""
+    """Return the `LeftOut` that an estimator needs for all its chains of steps.
+
+    Each chain leads from X to an estimator that predicts. If one is REFUSED or ROUNDED, so is the
+    result; chains that differ otherwise need BOTH.
+    """
     kinds = {_of_chain(chain, features) for chain in chains}
     for none in (LeftOut.REFUSED, LeftOut.ROUNDED):
         if none in kinds:
@@ -68,7 +73,8 @@ def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
 def _takes_sparse(estimator: Any) -> bool:
     """Whether an estimator takes a sparse matrix.
 
-    One of support vectors does if it was fitted to one, one of neighbours unless it has a tree.
+    A support vector machine does if it was fitted to one; a model of neighbours does unless it
+    searches a tree.
     """
     if type(estimator).__module__.split(".")[0] != "sklearn":
         return True
@@ -83,7 +89,11 @@ def _takes_sparse(estimator: Any) -> bool:
 def _of_link(
     before: Sequence[Any], link: Link, behind: Sequence[Any], features: int
 ) -> LeftOut:
-    """The reading of a chain of estimators, where X stays sparse beside predictions."""
+    """Return the `LeftOut` of a chain of steps with a `Link`, which joins predictions to X.
+
+    `before` are the steps before the link, `behind` the steps and the estimator behind it. If X is
+    still sparse at the link, an estimator that needs more than ZERO makes the result ROUNDED.
+    """
     try:
         reaches = not before or _stays_sparse(before, features)
     except (TypeError, ValueError):
@@ -95,16 +105,20 @@ def _of_link(
 
 
 def _stays_sparse(steps: Sequence[Any], features: int) -> bool:
-    """Whether steps return a sparse matrix for one; TypeError or ValueError if one takes none."""
+    """Whether steps turn a sparse matrix into a sparse matrix.
+
+    Raises TypeError or ValueError where a step takes no sparse matrix.
+    """
     from scipy.sparse import csr_matrix
 
     return transformed(steps, csr_matrix((1, features))).is_sparse
 
 
 def dense(X: Any, name: str, reading: LeftOut) -> Array:
-    """A sparse X (samples, features) as graphs read it; for BOTH the half with zeros.
+    """Return the array that graphs read for a sparse X; for BOTH, its first half.
 
-    Raises InvalidInput where the estimator `name` refuses it, and for duplicate entries.
+    X and the array are (samples, features). Raises InvalidInput where the estimator `name` refuses
+    a sparse X, and for duplicate entries.
     """
     if reading is LeftOut.REFUSED:
         raise InvalidInput(f"X is sparse, which the {name} does not take; give X.toarray()")
@@ -121,7 +135,7 @@ def dense(X: Any, name: str, reading: LeftOut) -> Array:
 
 
 def both(X: Any, zeros: Array) -> Array:
-    """The two halves that graphs read for BOTH; `zeros` is the first."""
+    """Return the array for BOTH: `zeros`, and beside it X with NaN for each zero it left out."""
     missing = np.where(_is_stored(X), zeros, np.nan).astype(zeros.dtype)
     return np.concatenate([zeros, missing], axis=1)
 

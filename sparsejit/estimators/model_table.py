@@ -43,5 +43,5 @@ class Model:
 
 
 def places(count: int) -> Array:
-    """The numbers of clusters, of scikit-learn's dtype."""
+    """The numbers of clusters, from 0 to `count` - 1, in scikit-learn's dtype."""
     return np.arange(count, dtype=np.int32)

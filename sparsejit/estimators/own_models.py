@@ -20,7 +20,7 @@ MODELS: dict[str, Model] = {
 
 
 def as_step(step: Any) -> Any:
-    """A step before others as writers read it: `Mapped` for a model that transforms."""
+    """Return the step for writers: a `Mapped` for a model that transforms, else the step itself."""
     model = MODELS.get(type(step).__name__)
     if model is None or model.transform is None:
         return step

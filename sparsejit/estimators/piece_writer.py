@@ -14,10 +14,10 @@ _Own = TypeVar("_Own", bound="PieceWriter")
 
 
 class PieceWriter(Writer):
-    """Writes columns of X (batch, features), which others are computed from."""
+    """Writes new columns, computed from columns of X (batch, features)."""
 
     def at(self: _Own, name: str) -> _Own:
-        """Give values written from here on this name, and return self."""
+        """Name all values that are written from now on, and return self."""
         self.origin = Origin(name)
         return self
 

@@ -84,7 +84,7 @@ class WordColumns:
         return self.features + len(self.columns)
 
     def reads(self, X: Any) -> bool:
-        """Whether X must be read by `read`: it has words, or columns that nothing reads."""
+        """Whether `read` must read X: there are columns of codes, or X is no array or matrix."""
         return bool(self.columns) or not (isinstance(X, np.ndarray) or hasattr(X, "toarray"))
 
     def read(self, columns: Sequence[Any]) -> Array:

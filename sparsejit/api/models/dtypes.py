@@ -153,7 +153,10 @@ class ModelDtypes:
         return found
 
     def narrowed(self, results: list[Array], words: CallWords | None = None) -> list[Array]:
-        """Convert outputs to the model's dtypes; bfloat16 stays float32."""
+        """Convert outputs to the model's dtypes, and numbers of `words` to strings.
+
+        bfloat16 outputs stay float32.
+        """
         for place, dtype in self.outputs:
             if dtype.kind == TEXT.kind:
                 assert words is not None

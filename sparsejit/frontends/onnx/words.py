@@ -1,12 +1,12 @@
-"""Strings of ONNX files as whole numbers: graphs hold the place of each in one table of the file.
+"""Strings of ONNX files as whole numbers: graphs hold indices into a table of a file's strings.
 
     Words      the table: all strings that constants and attributes of the file hold
-    Texts      the result of a mapping whose numbers stand for strings
-    Zipped     the result of a ZipMap, a row of which becomes a dict
+    Texts      a value of a graph whose numbers stand for strings
+    Zipped     the result of a ZipMap, each row of which becomes a dict
     ON_TEXT    operators that move strings, or compare them, and do nothing else with them
 
-A string that the file does not hold gets the next number of its call (`api.models.dtypes`), so that
-numbers are equal where strings are.
+A call gives each string outside the table the next free number (`api.models.dtypes`), so that two
+numbers are equal if and only if their strings are.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _KINDS = "OUS"  # of numpy's dtypes for strings
 
 @dataclass(frozen=True)
 class Texts:
-    """A value of whole numbers that stand for strings."""
+    """A value of whole numbers, each the number of a string in `Words`."""
 
     numbers: Value
 
 
 @dataclass(frozen=True)
 class Zipped:
-    """A value (rows, keys), each row of which becomes a dict of a ZipMap."""
+    """A value (rows, keys); the call turns each row into a dict of a ZipMap."""
 
     rows: Value
 
@@ -81,26 +81,26 @@ class Words:
         return tuple(self.numbers)
 
     def of_texts(self, texts: Iterable[Any]) -> Array:
-        """The numbers of strings. Raises Unmapped for a string that the file does not hold."""
+        """Return the numbers of strings. Raises Unmapped for a string that the file lacks."""
         try:
             return np.array([self.numbers[_decoded(text)] for text in texts], np.int64)
         except KeyError as error:
             raise Unmapped(f"makes the string {error.args[0]!r}") from None
 
     def of_array(self, array: Array) -> Array:
-        """The numbers of an array of strings; other arrays stay as they are."""
+        """Replace an array of strings with their numbers; return any other array as it is."""
         if not is_text(array.dtype):
             return array
         return self.of_texts(array.reshape(-1).tolist()).reshape(array.shape)
 
 
 def is_text(dtype: Any) -> bool:
-    """Whether a dtype is of strings."""
+    """Whether an array of this dtype holds strings."""
     return dtype is not None and dtype.kind in _KINDS
 
 
 def zip_keys(nodes: Iterable[NodeProto]) -> dict[str, tuple[int | str, ...]]:
-    """The keys of the dicts of each ZipMap, by the name of its result."""
+    """Return the dict keys of each ZipMap among the nodes, by the name of its result."""
     from onnx.helper import get_attribute_value
 
     found = dict[str, tuple[int | str, ...]]()

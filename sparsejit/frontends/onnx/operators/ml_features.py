@@ -1,4 +1,4 @@
-"""Features of ai.onnx.ml: scaled, filled in, encoded, chosen, and zipped with names."""
+"""Operators of ai.onnx.ml that scale, impute, encode, select and name features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_KEYS = 4096  # compared with each element; a table of more would be slow
 
 
 def scaler(write: Writer, call: Call) -> Value:
-    """(x - offset) * scale of each column."""
+    """Scale each column: (x - offset) * scale."""
     x = call.double(write, 0)
     offset, scale = (
         np.asarray(call.attribute(name, default), np.float32)
@@ -32,7 +32,7 @@ def scaler(write: Writer, call: Call) -> Value:
 
 
 def normalizer(write: Writer, call: Call) -> Value:
-    """Each row divided by its largest element, the sum of magnitudes, or its length, unless 0."""
+    """Divide each row by its maximum, L1 norm or L2 norm; a row whose divisor is 0 stays."""
     kind = call.choice("norm", _NORMS)
     given = call.value(write, 0)
     x = write.floats(rows_of(write, given))
@@ -55,7 +55,7 @@ def binarizer(write: Writer, call: Call) -> Value:
 
 
 def imputer(write: Writer, call: Call) -> Value:
-    """x with a number, or NaN, replaced by the number of its column."""
+    """Replace a given number, or NaN, in each column by the column's imputed value."""
     x = call.value(write, 0)
     is_float = write.dtype(x).kind == "f"
     suffix, kind = ("float", np.float32) if is_float else ("int64", np.int64)
@@ -71,7 +71,7 @@ def imputer(write: Writer, call: Call) -> Value:
 
 
 def array_feature_extractor(write: Writer, call: Call) -> Value | Texts:
-    """Elements of the last axis by place."""
+    """Select elements of the last axis by index."""
     x, places = call.value(write, 0), call.operand(1)
     if len(x.shape) == 1:
         x = arranging.reshaped(write, x, (1, *x.shape))
@@ -84,7 +84,7 @@ def array_feature_extractor(write: Writer, call: Call) -> Value | Texts:
 
 
 def feature_vectorizer(write: Writer, call: Call) -> Value:
-    """All operands as floats, side by side."""
+    """Join the columns of all operands, as floats."""
     parts = [write.floats(rows_of(write, x)) for x in call.values(write)]
     sizes = call.attribute("inputdimensions") or [part.shape[1] for part in parts]
     if list(sizes) != [part.shape[1] for part in parts]:
@@ -94,7 +94,10 @@ def feature_vectorizer(write: Writer, call: Call) -> Value:
 
 
 def _place_of(write: Writer, x: Value, keys: Array, missing: int) -> Value:
-    """The place of the key that equals x; `missing` for none. NaN equals NaN."""
+    """The index of the key that equals each element of x; `missing` where none does.
+
+    NaN equals NaN.
+    """
     _check_keys(keys)
     if len(keys) > _MOST_KEYS:
         raise Unmapped(f"has {len(keys):,} numbers to compare with, more than {_MOST_KEYS:,}")
@@ -120,7 +123,7 @@ def _check_keys(keys: Array) -> None:
 
 
 def _of_text(write: Writer, call: Call, x: Value, keys: Array, values: Array, other: Any) -> Value:
-    """The value of the key that a string is, `other` for none: by a table of all strings."""
+    """Replace strings, by a table of all strings, with the values of their keys, or `other`."""
     assert call.words is not None
     count = len(call.words.numbers)
     table = np.full(count + 1, other, values.dtype)
@@ -133,7 +136,10 @@ def _of_text(write: Writer, call: Call, x: Value, keys: Array, values: Array, ot
 def _mapped(
     write: Writer, call: Call, keys: Any, values: Any, other: Any, is_text: tuple[bool, bool]
 ) -> Value | Texts:
-    """The value of the key that each element is; `is_text` says which of both are strings."""
+    """Replace each element with the value of the key that equals it, or with `other`.
+
+    `is_text` tells whether keys are strings, and whether values are.
+    """
     if len(keys) != len(values) or not len(keys):
         raise Unmapped(f"has {len(keys)} keys and {len(values)} values")
     if is_text[0] != (0 in call.texts):
@@ -156,7 +162,7 @@ _DEFAULTS = {"string": UNUSED, "int64": -1, "float": -0.0}
 
 
 def label_encoder(write: Writer, call: Call) -> Value | Texts:
-    """The value of the key that each element is."""
+    """Replace each element with the value of the key that equals it, or with a default."""
     if classes := call.attribute("classes_strings"):
         return _old_label_encoder(write, call, classes)
     keys, key_type = _side(call, "keys")
@@ -172,7 +178,7 @@ def label_encoder(write: Writer, call: Call) -> Value | Texts:
 
 
 def _side(call: Call, side: str) -> tuple[Any, str]:
-    """Keys or values, and their type. Raises Unmapped for float64, which graphs round."""
+    """Return keys or values, and their type. Raises Unmapped for float64 keys."""
     for kind in _TYPES:
         if call.attribute(f"{side}_{kind}s"):
             given = call.attribute(f"{side}_{kind}s")
@@ -188,7 +194,7 @@ def _side(call: Call, side: str) -> tuple[Any, str]:
 
 
 def _old_label_encoder(write: Writer, call: Call, classes: Any) -> Value | Texts:
-    """Strings to places, or places to strings."""
+    """Replace strings with their indices in `classes`, or indices with strings."""
     places = list(range(len(classes)))
     if 0 in call.texts:
         other = call.attribute("default_int64", -1)
@@ -198,7 +204,7 @@ def _old_label_encoder(write: Writer, call: Call, classes: Any) -> Value | Texts
 
 
 def category_mapper(write: Writer, call: Call) -> Value | Texts:
-    """Strings to whole numbers, or back."""
+    """Replace strings with whole numbers, or whole numbers with strings."""
     texts, numbers = call.attribute("cats_strings", ()), call.attribute("cats_int64s", ())
     if 0 in call.texts:
         other = call.attribute("default_int64", -1)
@@ -208,9 +214,9 @@ def category_mapper(write: Writer, call: Call) -> Value | Texts:
 
 
 def one_hot_encoder(write: Writer, call: Call) -> Value:
-    """1 at the place of the category that an element is, else 0, on a new last axis.
+    """Write 1 at the index of each element's category, else 0, along a new last axis.
 
-    Without `zeros` an element that is none is an index out of range, which a call refuses.
+    Without `zeros`, an element of no category makes an index out of range, which a call refuses.
     """
     x = call.value(write, 0)
     texts, numbers = call.attribute("cats_strings", ()), call.attribute("cats_int64s", ())
@@ -233,9 +239,9 @@ def one_hot_encoder(write: Writer, call: Call) -> Value:
 
 
 def zip_map(write: Writer, call: Call) -> Zipped:
-    """Rows as dicts from labels of classes, which are made behind the function.
+    """Return rows that a call turns into dicts from class labels to numbers at its end.
 
-    A part of a model has tensors alone, and no table of words.
+    Raises Unmapped in a part of a model, which returns tensors alone.
     """
     if call.words is None:
         raise Unmapped("makes dicts")

@@ -46,7 +46,7 @@ def _scores(write: Writer, x: Value, weights: Array, bias: Array | None) -> Valu
 
 
 def linear_regressor(write: Writer, call: Call) -> Value:
-    """X coefficients^T + intercepts, transformed."""
+    """Apply the post_transform to x coefficients^T + intercepts."""
     targets, intercepts = int(call.attribute("targets", 1)), _floats(call, "intercepts")
     x = _features(write, call)
     bias = intercepts if len(intercepts) == targets else None
@@ -55,7 +55,10 @@ def linear_regressor(write: Writer, call: Call) -> Value:
 
 
 def linear_classifier(write: Writer, call: Call) -> _Labelled:
-    """The label of the largest score, and the scores, transformed; one score is of two classes."""
+    """Return the label of the largest score, and the transformed scores.
+
+    A single score belongs to the second of two classes.
+    """
     labels, intercepts = Labels.of(call, _LABELS), _floats(call, "intercepts")
     x, kind = _features(write, call), call.choice("post_transform", TRANSFORMS)
     scores = _scores(write, x, _floats(call, "coefficients"), intercepts)
@@ -69,7 +72,7 @@ def linear_classifier(write: Writer, call: Call) -> _Labelled:
 
 
 def _distances(write: Writer, x: Value, vectors: Array) -> Value:
-    """Squares of distances (rows, vectors), by differences, so that near vectors stay exact."""
+    """Squared distances (rows, vectors), from differences, which are exact for near vectors."""
     (rows, features), count = x.shape, len(vectors)
     each = arranging.reshaped(write, x, (rows, 1, features))
     f = write.formula("distances")
@@ -97,7 +100,7 @@ def _kernel(write: Writer, call: Call, x: Value, vectors: Array) -> Value:
 
 
 def svm_regressor(write: Writer, call: Call) -> Value:
-    """The sum of kernels with support vectors, (rows, 1); 1 or -1 with `one_class`."""
+    """The weighted sum of kernels with support vectors, (rows, 1); 1 or -1 with `one_class`."""
     x, count = _features(write, call), int(call.attribute("n_supports", 0))
     weights, rho = _floats(call, "coefficients"), _floats(call, "rho")[:1]
     if count:
@@ -110,9 +113,9 @@ def svm_regressor(write: Writer, call: Call) -> Value:
 
 
 def _one_against_one(counts: list[int], weights: Array) -> Array:
-    """Weights (pairs, vectors) of the scores of each pair of classes, of libsvm's (classes - 1, n).
+    """Convert libsvm's weights (classes - 1, vectors) to weights (pairs, vectors) of pairs' scores.
 
-    The vectors of a class have a row of weights against each other class.
+    In libsvm a vector has a weight against each class but its own.
     """
     classes, ends = len(counts), np.cumsum(counts)
     own = [slice(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
@@ -125,9 +128,9 @@ def _one_against_one(counts: list[int], weights: Array) -> Array:
 
 
 def _votes(write: Writer, scores: Value, classes: int) -> Value:
-    """The number of pairs that each class wins, (rows, classes), by the scores of pairs.
+    """Count the pairs of classes that each class wins, (rows, classes).
 
-    The first class of a pair wins above 0.
+    The first class of a pair wins if the pair's score is above 0, else the second.
     """
     pairs = list(combinations(range(classes), 2))
     win, constant = np.zeros((classes, len(pairs))), np.zeros(classes)
@@ -139,7 +142,10 @@ def _votes(write: Writer, scores: Value, classes: int) -> Value:
 
 
 def svm_classifier(write: Writer, call: Call) -> _Labelled:
-    """The label with the most votes of pairs of classes, and the scores of the pairs."""
+    """Return the label with the most votes of pairs of classes, and the transformed scores.
+
+    The scores are probabilities of classes if the file has `prob_a`, else the pairs' scores.
+    """
     labels, counts = Labels.of(call, _LABELS), list(call.attribute("vectors_per_class", ()))
     x, kind = _features(write, call), call.choice("post_transform", TRANSFORMS)
     weights, rho = _floats(call, "coefficients"), _floats(call, "rho")
@@ -161,7 +167,10 @@ def svm_classifier(write: Writer, call: Call) -> _Labelled:
 
 
 def _shares(write: Writer, scores: Value, slopes: Array, shifts: Array) -> Value:
-    """The probability of the first class of each pair: 1 / (1 + exp(slope * score + shift))."""
+    """The probability of each pair's first class, (rows, pairs).
+
+    It is 1 / (1 + exp(slope * score + shift)), clipped to a range within 0 and 1.
+    """
     pairs = scores.shape[1]
     f = write.formula("shares")
     power = f("add", f("mul", scores, slopes[:pairs]), shifts[:pairs])
@@ -172,7 +181,7 @@ def _shares(write: Writer, scores: Value, slopes: Array, shifts: Array) -> Value
 def _liblinear(
     write: Writer, x: Value, labels: Labels, weights: Array, rho: Array, kind: str
 ) -> _Labelled:
-    """Scores of classes by a row of weights each, with one constant."""
+    """Return label and scores of a linear SVM with a row of weights a class, and one constant."""
     scores = _scores(write, x, weights, rho[:1])
     if scores.shape[1] != len(labels):
         raise Unmapped(f"has {len(labels)} labels for {scores.shape[1]} scores")

@@ -1,6 +1,6 @@
-"""Scores of ai.onnx.ml's models, as ONNX Runtime makes them of sums, and labels of classes.
+"""Scores and class labels of ai.onnx.ml's models, computed from sums as in ONNX Runtime.
 
-    transformed   a post_transform of scores
+    transformed   applies a post_transform to scores
     Labels        the labels of classes, whole numbers or strings
 """
 
@@ -28,7 +28,10 @@ _PI, _WINITZKI = 3.14159, 0.147
 
 
 def _softmax_zero(write: Writer, scores: Value) -> Value:
-    """Softmax of the scores that are not 0; others are scaled as if they were none."""
+    """Softmax over the scores that are not 0.
+
+    A score of 0 adds nothing to the sum, and is scaled like the powers: by exp(-largest) / sum.
+    """
     f = write.formula("softmax_zero")
     largest = f("row_max", scores)
     is_score = f("greater", f("abs", scores), _NO_SCORE)
@@ -61,15 +64,16 @@ _FUNCTIONS: Mapping[str, Callable[[Writer, Value], Value]] = {
 
 
 def transformed(write: Writer, scores: Value, kind: str) -> Value:
-    """A post_transform of scores (rows, n). A single score is changed by PROBIT alone."""
+    """Apply a post_transform to scores (rows, n); PROBIT alone changes a single score."""
     is_single = scores.shape[1] == 1
     return scores if is_single and kind != "PROBIT" else _FUNCTIONS[kind](write, scores)
 
 
 def of_two(write: Writer, score: Value, kind: str, is_share: bool) -> Value:
-    """The scores (rows, 2) of two classes by the only one, (rows, 1), of the second.
+    """Return the scores (rows, 2) of two classes from the second's score s, (rows, 1).
 
-    `is_share`: the other score is 1 - s, else -s. PROBIT leaves one score, which is refused.
+    With `is_share` the first's score is 1 - s, else -s; LOGISTIC is applied to -s and s. Raises
+    Unmapped for PROBIT, which leaves one score.
     """
     if kind == "PROBIT":
         raise Unmapped("has post_transform PROBIT with one score for two classes")
@@ -82,14 +86,14 @@ def of_two(write: Writer, score: Value, kind: str, is_share: bool) -> Value:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of classes: numbers, which stand for strings where `is_text`."""
+    """The labels of classes: whole numbers, which are numbers of strings with `is_text`."""
 
     numbers: Array
     is_text: bool
 
     @classmethod
     def of(cls, call: Call, names: tuple[str, ...]) -> Labels:
-        """Read labels from the first of the attributes that has any, strings or whole numbers."""
+        """Read labels, strings or whole numbers, from the first attribute that has some."""
         for name in names:
             given = call.attribute(name)
             if given:
@@ -102,18 +106,18 @@ class Labels:
         return len(self.numbers)
 
     def at(self, write: Writer, places: Value) -> Value | Texts:
-        """The labels at places of classes (rows,)."""
+        """Look up the labels of class indices (rows,)."""
         table = self.numbers
         if not np.array_equal(table, np.arange(len(table))):
             places = selection.looked_up(write, write.constant(table, "labels"), 0, places)
         return Texts(places) if self.is_text else places
 
     def of_largest(self, write: Writer, scores: Value) -> Value | Texts:
-        """The label of the largest score of each row, the first of equal ones."""
+        """The label of each row's largest score; among equal scores the first wins."""
         return self.at(write, write.one(ArgMax(), scores))
 
     def of_second(self, write: Writer, score: Value, bound: float) -> Value | Texts:
-        """The second of two labels where the score (rows, 1) is larger than a bound."""
+        """The second of two labels if the score (rows, 1) is above a bound, else the first."""
         flat = arranging.reshaped(write, score, score.shape[:1])
         is_second = write.pointwise("greater", flat, bound)
         first, second = (write.constant(np.asarray(n), "label") for n in self.numbers)

@@ -1,9 +1,9 @@
-"""Ensembles of trees of ai.onnx.ml, of all its versions, as the operands of a Forest.
+"""Tree ensembles of ai.onnx.ml, in all its versions, as operands of a Forest.
 
     FileTrees    trees as a file has them: modes, values and children of nodes, weights of leaves
-    operands     every test as `x <= threshold`; `x == t` is two tests
+    _tests       every test as `x <= threshold`; `x == t` becomes two tests
 
-Sums are as ONNX Runtime's: of float32 weights, with rules of their own for two classes.
+As in ONNX Runtime, sums add float32 weights, and two classes follow separate rules.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _EXTREMES = {"MIN": "row_min", "MAX": "row_max"}
 
 @dataclass(frozen=True, eq=False)
 class FileTrees:
-    """Trees of a file.
+    """The trees of one operator of a file.
 
-    A child or a root is the number of a node, or ~number of a leaf. `children` has the child of a
-    true and of a false test, `goes_true` says where NaN goes. `weights` has rows of a leaf, a
-    target and a weight. `members` are the sets of tests of membership, in order.
+    A child or a root is the number of a node, or ~number of a leaf. `children` (nodes, 2) are the
+    child for a true test and the child for a false one; `goes_true` tells whether NaN goes to the
+    first. `weights` are, for each weight, its leaf, its target and its value. `members` are the
+    sets of the membership tests, in the order of their nodes.
     """
 
     modes: Array
@@ -75,14 +76,14 @@ class FileTrees:
 
 
 def _array(call: Call, name: str, kind: Any, default: Any = ()) -> Array:
-    """An attribute of numbers, which newer versions have as a tensor."""
+    """Read an attribute of numbers, which newer versions of the operator store as a tensor."""
     tensor = call.attribute(f"{name}_as_tensor")
     given = call.attribute(name, default) if tensor is None else tensor
     return np.asarray(given, kind).reshape(-1)
 
 
 def _by_nodes(call: Call, weighted: str) -> FileTrees:
-    """Trees of a TreeEnsembleClassifier or a TreeEnsembleRegressor."""
+    """Read the trees of a TreeEnsembleClassifier or a TreeEnsembleRegressor."""
     modes = np.array(call.attribute("nodes_modes", ()))
     trees, numbers = (_array(call, f"nodes_{name}", np.int64) for name in ("treeids", "nodeids"))
     most = int(numbers.max(initial=0)) + 1
@@ -122,7 +123,7 @@ def _by_nodes(call: Call, weighted: str) -> FileTrees:
 
 
 def _by_tensors(call: Call) -> FileTrees:
-    """Trees of a TreeEnsemble."""
+    """Read the trees of a TreeEnsemble."""
     numbers = _array(call, "nodes_modes", np.int64)
     if numbers.size and numbers.max() >= len(_MODES):
         raise Unmapped(f"has nodes of mode {numbers.max()}")
@@ -154,7 +155,7 @@ def _by_tensors(call: Call) -> FileTrees:
 
 
 def _tests(trees: FileTrees) -> tuple[Array, Array]:
-    """Thresholds and rows of the nodes of a Forest: every test as `x <= threshold`."""
+    """Return a Forest's thresholds and its rows of nodes, where each test is `x <= threshold`."""
     modes, values = trees.modes, trees.values
     is_member = modes == _MEMBER
     if np.isnan(values[~is_member]).any():
@@ -188,9 +189,9 @@ def _tests(trees: FileTrees) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, eq=False)
 class _Summed:
-    """Leaves and trees as a Forest has them, and the targets of which a sample may lack a score.
+    """The leaves and trees of a Forest, and the targets that its leaves give scores to.
 
-    `always` are the targets that each sample has a score of, `ever` the ones that some have.
+    Each sample gets a score of the targets `always`, some samples of the targets `ever`.
     """
 
     leaves: Array
@@ -200,7 +201,7 @@ class _Summed:
 
 
 def _summed(trees: FileTrees, targets: int) -> _Summed:
-    """Leaves of one number where each tree has one target, else of a number for each target."""
+    """Return leaves of one number if each tree has one target, else of a number a target."""
     leaf, target, weight = trees.weights
     if target.size and not 0 <= target.min() <= target.max() < targets:
         raise Unmapped(f"has a weight of target {target.max()} of {targets}")
@@ -228,7 +229,7 @@ def _summed(trees: FileTrees, targets: int) -> _Summed:
 def _forest(
     write: Writer, call: Call, trees: FileTrees, sums: _Summed, scale: float, base: Array
 ) -> Value:
-    """base + scale * the sums of leaves, (rows, targets)."""
+    """Write a Forest: base + scale * the sums of leaves, (rows, targets)."""
     x = call.double(write, 0)
     if x.type.element is not Element.FLOAT64:
         if write.dtype(x) == np.float64:
@@ -257,7 +258,7 @@ def _base(call: Call, targets: int) -> Array:
 def _extreme(
     write: Writer, call: Call, trees: FileTrees, kind: str, targets: int, base: Array
 ) -> Value:
-    """The least or largest leaf of the trees of each target."""
+    """The least or largest leaf, by `kind`, among the trees of each target, plus the base."""
     sums = _summed(trees, targets)
     if sums.leaves.shape[1] != 1 and targets > 1:
         raise Unmapped(f"takes the {kind} over leaves of several targets")
@@ -290,9 +291,9 @@ def _regressed(
 
 
 def _of_scored(sums: _Summed, base: Array) -> Array:
-    """Base values of targets that have leaves: others stay 0, whatever their base value.
+    """Return the base values, with 0 for each target to which no leaf gives a score.
 
-    Raises Unmapped for a base value of a target that some samples have no leaf of.
+    Raises Unmapped for a base value of a target to which only some leaves give a score.
     """
     at_times = sorted(sums.ever - sums.always)
     if len(base) > 1 and np.any(base[at_times]):
@@ -302,7 +303,7 @@ def _of_scored(sums: _Summed, base: Array) -> Array:
 
 
 def tree_regressor(write: Writer, call: Call) -> Value:
-    """The sum, the mean or an extreme of leaves for each target."""
+    """Write the sum, mean, minimum or maximum of leaves for each target."""
     targets = int(call.attribute("n_targets", 1))
     aggregate = call.choice("aggregate_function", ("SUM", "AVERAGE", "MIN", "MAX"))
     trees, base = _by_nodes(call, "target"), _base(call, targets)
@@ -311,7 +312,7 @@ def tree_regressor(write: Writer, call: Call) -> Value:
 
 
 def tree_ensemble(write: Writer, call: Call) -> Value:
-    """The sum, the mean or an extreme of leaves for each target, in the operand's dtype."""
+    """Write the sum, mean, minimum or maximum of leaves for each target, in the dtype of x."""
     targets = int(call.attribute("n_targets", 1))
     aggregate = _AGGREGATES[int(call.attribute("aggregate_function", 1))]
     kind = _TRANSFORMS[int(call.attribute("post_transform", 0))]
@@ -321,7 +322,7 @@ def tree_ensemble(write: Writer, call: Call) -> Value:
 
 
 def tree_classifier(write: Writer, call: Call) -> tuple[Value | Texts, Value]:
-    """The label and the scores of classes, which are transformed behind it."""
+    """Return the label of the largest score, and the scores after the post_transform."""
     labels = Labels.of(call, ("classlabels_strings", "classlabels_int64s"))
     trees, kind = _by_nodes(call, "class"), call.choice("post_transform", TRANSFORMS)
     base = _array(call, "base_values", np.float32)
@@ -343,7 +344,7 @@ def tree_classifier(write: Writer, call: Call) -> tuple[Value | Texts, Value]:
 
 
 def _check_scored(trees: FileTrees, sums: _Summed, has_base: bool) -> None:
-    """Raise Unmapped where a sample may lack a score that could be the largest."""
+    """Raise Unmapped where a class without a score in a sample's leaves could seem the largest."""
     is_above = bool(np.all(trees.weights[2] > 0))
     if sums.always != sums.ever and not has_base and not is_above:
         raise Unmapped("has leaves without a weight of some class; give each leaf a weight of each")
@@ -358,9 +359,9 @@ def _two_classes(
     kind: str,
     base: Array,
 ) -> tuple[Value | Texts, Value]:
-    """The label and scores of two classes, of which files may have one score or both.
+    """Return the label and the scores of two classes, from a file with one score or with both.
 
-    A single score is a share of the second class if no weight is negative, and else a margin.
+    A single score is the second class's probability if no weight is negative, else a margin.
     """
     if sums.always != sums.ever:
         raise Unmapped("has leaves without a weight of one class; give each leaf a weight of both")
