@@ -3,7 +3,7 @@
     {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
-     "together": [[feature, ...], ...], "left_out": name,
+     "together": [[feature, ...], ...], "least": [number or null, ...], "left_out": name,
      "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
      "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
      "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
@@ -59,6 +59,7 @@ _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
 _NEWER = (
     *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
+    "least",
 )
 
 
@@ -168,6 +169,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "no_infinity": refused.no_infinity.tolist(),
         "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
         "together": [group.tolist() for group in refused.together],
+        "least": [None if each == -np.inf else each for each in refused.least.tolist()],
         "left_out": rules.left_out.value,
         "frames": rules.takes_frames,
         "targets": None if source.targets is None else [*map(_labels_to_data, source.targets)],
@@ -222,6 +224,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
             _mask(infinity, width),
             [_known_from_data(entry, features) for entry in known],
             [_group_from_data(entry, width) for entry in together],
+            _least_from_data(header.get("least", [None] * width), width),
         ),
         left_out,
         header.get("frames", True) is True,
@@ -451,6 +454,13 @@ def _group_from_data(entry: Any, features: int) -> Array:
     if not 0 <= min(entry) <= max(entry) < features:
         raise DamagedFile(f"has a group of features that are not of {features}")
     return np.array(entry)
+
+
+def _least_from_data(values: Any, features: int) -> Array:
+    plain = type(values) is list and {*map(type, values)} <= {float, type(None)}
+    if not plain or len(values) != features:
+        raise DamagedFile(f"has least numbers that are not of {features} features")
+    return np.array([-np.inf if each is None else each for each in values])
 
 
 def _dtypes_from_data(data: Any) -> NamedDtypes:

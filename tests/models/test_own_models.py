@@ -25,8 +25,10 @@ from sklearn.ensemble import StackingClassifier, VotingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
+from sklearn.kernel_approximation import AdditiveChi2Sampler, SkewedChi2Sampler
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.manifold import Isomap
 from sklearn.naive_bayes import CategoricalNB, GaussianNB
 from sklearn.neighbors import (
     KNeighborsClassifier,
@@ -35,16 +37,17 @@ from sklearn.neighbors import (
     RadiusNeighborsClassifier,
 )
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils import get_tags
 
 import sparsejit
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.estimators import double_values
 from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import MAPPING
+from sparsejit.estimators.source import estimator_to_data, read_estimator_file
 from sparsejit.ir.values import Array
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -217,6 +220,39 @@ def test_sums_that_float64_does_not_hold_are_refused(estimator: Any) -> None:
 def test_one_that_is_not_fitted_is_refused(kind: ModelKind) -> None:
     with pytest.raises((InvalidInput, NotFittedError)):
         sparsejit.compile(kind.make(np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "estimator",
+    [SkewedChi2Sampler(skewedness=0.5, random_state=0), AdditiveChi2Sampler()],
+    ids=lambda each: type(each).__name__,
+)
+def test_numbers_without_a_logarithm_are_refused(
+    estimator: Any, dtype: str, tmp_path: Path
+) -> None:
+    """Also by a loaded file, which is refused itself if its least numbers are damaged."""
+    rows = np.abs(X).astype(dtype)
+    estimator.fit(rows)
+    compiled = sparsejit.compile(estimator)
+    compiled.save(tmp_path / "e.sjit")
+    rows[3, 1] = -0.5
+    with pytest.raises(ValueError, match=r"Negative values|smaller than -skewedness"):
+        estimator.transform(rows)
+    for each in (compiled, sparsejit.load(tmp_path / "e.sjit")):
+        with pytest.raises(InvalidInput, match=r"X has -0\.5 in row 3, column 1.* takes no number"):
+            each.transform(rows)
+    with pytest.raises(InvalidInput, match="steps before it change X"):
+        sparsejit.compile(make_pipeline(StandardScaler(), MinMaxScaler(), estimator).fit(X))
+    header, tensors = estimator_to_data(compiled._source)
+    for damaged in ([0.0], [0, 0, 0], None):
+        with pytest.raises(DamagedFile, match="least numbers"):
+            read_estimator_file({**header, "least": damaged}, tensors)
+
+
+def test_an_isomap_of_a_radius_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="has a radius"):
+        sparsejit.compile(Isomap(n_neighbors=None, radius=2.0).fit(X))
 
 
 def test_infinite_and_missing_values_are_refused() -> None:
