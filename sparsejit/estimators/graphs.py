@@ -34,6 +34,7 @@ from sparsejit.estimators.forests import (
     wide_scores,
 )
 from sparsejit.estimators.inputs import EstimatorInput, Refusals, word_columns_of
+from sparsejit.estimators.label_encoders import LABEL_ENCODERS, column_of_labels
 from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
 from sparsejit.estimators.lifting import REPLACED, NumberColumn, lifted
 from sparsejit.estimators.linear_boosters import is_linear_booster, read_linear_booster
@@ -69,6 +70,7 @@ _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
 _APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"} | WRITTEN.keys()
 _STEPS = _APART | DECOMPOSITIONS | MAPPING
+_OF_ONE_COLUMN = LABEL_ENCODERS.keys() | {"IsotonicRegression"}
 _OWN = {TakenColumns.__name__}  # steps that no library has
 
 
@@ -110,7 +112,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     given, estimator = estimator, held(estimator)
     text = text_of(estimator)
-    counted = estimator if text is None else text.estimator
+    counted = column_of_labels(estimator) if text is None else text.estimator
     first = chains_of(counted)[0][0]
     for *_, last in chains_of(counted):
         _check_kind(last, _KNOWN | _STEPS | REPLACED)
@@ -123,7 +125,8 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         if is_forest(chain[-1]) and id(chain[-1]) not in forests:
             forests[id(chain[-1])] = _forest_of(chain)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
-    left_out = left_out_of(chains, found.width)
+    is_column = type(estimator).__name__ in _OF_ONE_COLUMN
+    left_out = LeftOut.REFUSED if is_column else left_out_of(chains, found.width)
     if text is not None and left_out is not LeftOut.ZERO:
         raise InvalidInput(
             f"the {type(chains[0][-1]).__name__} takes zeros of a sparse matrix for missing, or "
@@ -140,6 +143,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
         word_columns_of(found, chains),
         None if text is None else text.reader,
+        is_column,
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}

@@ -224,7 +224,7 @@ class EstimatorInput:
     `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the reading of
     zeros that a sparse X leaves out; `takes_frames`: whether a frame can be read as numbers;
     `words`: columns of codes that follow the features, None where no step reads words; `text`
-    counts the tokens of texts, which X holds then.
+    counts the tokens of texts, which X holds then. `is_column`: X may be (samples,).
     """
 
     name: str
@@ -237,6 +237,7 @@ class EstimatorInput:
     takes_frames: bool = True
     words: WordColumns | None = None
     text: TextReader | None = None
+    is_column: bool = False
 
     @property
     def width(self) -> int:
@@ -248,6 +249,8 @@ class EstimatorInput:
 
         A sparse X may get twice as wide. Raises InvalidInput for an X that the estimator refuses.
         """
+        if self.is_column:
+            X = self._as_column(X)
         array: Array = X
         if self.text is not None:
             array = self.text.read(X).astype(self._dtypes[-1], copy=False)
@@ -266,6 +269,14 @@ class EstimatorInput:
         if self.left_out is LeftOut.BOTH and hasattr(X, "toarray"):
             return both(X, array)
         return array
+
+    def _as_column(self, X: Any) -> Any:
+        """X (samples,) as (samples, 1); any other X unchanged."""
+        if getattr(X, "ndim", 1) != 1:
+            return X
+        has_words = self.words is not None and self.words.columns
+        column = np.asarray(X, object if has_words else None)
+        return column[:, None] if column.ndim == 1 else X
 
     @cached_property
     def _is_plain(self) -> Callable[[object], bool]:

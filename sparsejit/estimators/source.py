@@ -9,7 +9,7 @@
      "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
      "step": name}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
-     "text": null or the fields of a TextReader,
+     "text": null or the fields of a TextReader, "column": bool,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
 "dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields of `_NEWER`. A code is a
@@ -59,7 +59,7 @@ _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
 _NEWER = (
     *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
-    "least",
+    *("least", "column"),
 )
 
 
@@ -182,6 +182,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "words": _words_to_data(rules.words),
         "outputs": _labels_to_data(source.outputs),
         "text": _text_to_data(rules.text),
+        "column": rules.is_column,
         "methods": methods,
     }
     return header, writer.tensors
@@ -230,6 +231,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         header.get("frames", True) is True,
         words,
         _text_from_data(header.get("text"), width),
+        header.get("column", False) is True,
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]

@@ -19,7 +19,8 @@ class ModelKind:
     """A class of scikit-learn, its parameters at random, and its data.
 
     `target`: "classes", "two", "numbers", "several" numbers, "positive" ones, or "none". `data`:
-    "plain" numbers, "counts", "codes" of categories, a "kernel" of samples, or "one" column.
+    "plain" numbers, "counts", "codes" of categories, a "kernel" of samples, or one column, of
+    "one" number or of "labels".
     """
 
     path: str
@@ -47,6 +48,8 @@ class ModelKind:
             return np.minimum(np.round(2 * np.abs(X)), 4)
         if self.data == "kernel":
             return X @ X.T
+        if self.data == "labels":
+            return np.digitize(X[:, :1], [-0.5, 0.5])
         if self.data == "one":
             return X[:, :1]
         return X + generator.choice([0, 0, 20])
@@ -271,6 +274,11 @@ MODEL_KINDS = (
         for name, parameters in (("KNeighbors", _graph), ("RadiusNeighbors", _radius_graph))
     ),
     ModelKind("manifold.Isomap", "none", _chosen(n_neighbors=[8, 12], n_components=[1, 2])),
+    ModelKind("preprocessing.LabelEncoder", data="labels"),
+    ModelKind(
+        *("preprocessing.LabelBinarizer", "none"),
+        *(_chosen(neg_label=[0, -2], pos_label=[1, 3]), "labels"),
+    ),
     ModelKind("preprocessing.KernelCenterer", "none", data="kernel"),
     ModelKind("decomposition.FastICA", "none", _COMPONENTS),
     ModelKind("decomposition.FactorAnalysis", "none", _COMPONENTS),
