@@ -18,7 +18,7 @@ number, "nan", or null where the word is refused. Labels are null or {"dtype": .
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -205,7 +205,6 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
     name, library, settings, tile, shared, float64, flags, *refused, methods = fields_of(
         rest, **wanted
     )
-    nan, infinity, known, together = refused
     if tile < 1 or flags not in _FLAGS:
         raise DamagedFile(f"has an estimator of tile {tile} and flags {flags!r}")
     left_out = _left_out_from_data(header.get("left_out"), library)
@@ -220,13 +219,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         features,
         None if names is None else tuple(names.tolist()),
         float64,
-        Refusals(
-            _mask(nan, width),
-            _mask(infinity, width),
-            [_known_from_data(entry, features) for entry in known],
-            [_group_from_data(entry, width) for entry in together],
-            _least_from_data(header.get("least", [None] * width), width),
-        ),
+        _refusals_from_data(refused, header.get("least", [None] * width), features, width),
         left_out,
         header.get("frames", True) is True,
         words,
@@ -456,6 +449,19 @@ def _group_from_data(entry: Any, features: int) -> Array:
     if not 0 <= min(entry) <= max(entry) < features:
         raise DamagedFile(f"has a group of features that are not of {features}")
     return np.array(entry)
+
+
+def _refusals_from_data(
+    refused: Sequence[list[Any]], least: Any, features: int, width: int
+) -> Refusals:
+    nan, infinity, known, together = refused
+    return Refusals(
+        _mask(nan, width),
+        _mask(infinity, width),
+        [_known_from_data(entry, features) for entry in known],
+        [_group_from_data(entry, width) for entry in together],
+        _least_from_data(least, width),
+    )
 
 
 def _least_from_data(values: Any, features: int) -> Array:
