@@ -57,7 +57,7 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
-from sparsejit.estimators.text import VECTORISERS, text_of
+from sparsejit.estimators.text import VECTORISERS, TextReader, text_of
 from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
@@ -127,11 +127,6 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
     is_column = type(estimator).__name__ in _OF_ONE_COLUMN
     left_out = LeftOut.REFUSED if is_column else left_out_of(chains, found.width)
-    if text is not None and left_out is not LeftOut.ZERO:
-        raise InvalidInput(
-            f"the {type(chains[0][-1]).__name__} takes zeros of a sparse matrix for missing, or "
-            "takes none; let another model read counts of texts"
-        )
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
@@ -145,6 +140,8 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         None if text is None else text.reader,
         is_column,
     )
+    if text is not None:
+        _check_text(text.reader, rules, chains[0][-1])
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}
     for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
@@ -154,6 +151,21 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         writes[kind] = {name: made[name] for name in names}
     last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
     return ReadEstimator(rules, writes, 0 if last is None else last.rounds, found.numbers)
+
+
+def _check_text(reader: TextReader, rules: EstimatorInput, last: Any) -> None:
+    """Raise InvalidInput where a model does not take counts of texts as other numbers."""
+    if rules.left_out is not LeftOut.ZERO:
+        raise InvalidInput(
+            f"the {type(last).__name__} takes zeros of a sparse matrix for missing, or takes none; "
+            "let another model read counts of texts"
+        )
+    is_counted = not (reader.weights or reader.norm)
+    if is_counted and np.isfinite(rules.refusals.least).any():
+        raise InvalidInput(
+            f"the {rules.name} gives whole counts to a sampler, which rounds its results down to "
+            "whole numbers; use a TfidfVectorizer"
+        )
 
 
 # Forests as they are read, by id of their estimators.

@@ -265,7 +265,7 @@ class EstimatorInput:
         if self.refusals.known:
             self._check_known(array)
         if self._has_least:
-            self._check_least(array)
+            self._check_least(X, array)
         if self.left_out is LeftOut.BOTH and hasattr(X, "toarray"):
             return both(X, array)
         return array
@@ -476,7 +476,14 @@ class EstimatorInput:
                     "give an encoder handle_unknown='ignore', or a CategoricalNB min_categories"
                 )
 
-    def _check_least(self, array: Array) -> None:
+    def _check_least(self, X: Any, array: Array) -> None:
+        """Raise InvalidInput for small numbers, and for an X that AdditiveChi2Sampler truncates."""
+        dtype = X.dtype if hasattr(X, "toarray") else np.asarray(X).dtype
+        if dtype.kind in "biu":
+            raise InvalidInput(
+                f"X has dtype {dtype}, to which a sampler rounds its results down; give "
+                "X.astype(np.float64)"
+            )
         rows, columns = np.nonzero(array < self.refusals.least)
         if len(rows):
             found, column = array[rows[0], columns[0]], int(columns[0])

@@ -23,6 +23,7 @@ from sklearn.discriminant_analysis import (
 )
 from sklearn.ensemble import StackingClassifier, VotingClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.isotonic import IsotonicRegression
@@ -263,6 +264,23 @@ def test_an_isotonic_x_has_one_axis_or_two(out_of_bounds: str, tmp_path: Path) -
         assert_equal(estimator, each, (2 * X[:, 0]).tolist())
     with pytest.raises(InvalidInput, match=r"X has shape \(50, 3\)"):
         compiled.predict(X)
+
+
+def test_whole_numbers_that_the_library_rounds_down_are_refused() -> None:
+    rows = np.arange(1, 13).reshape(4, 3)
+    sampler = AdditiveChi2Sampler().fit(rows)
+    assert sampler.transform(rows).dtype == rows.dtype
+    compiled = sparsejit.compile(sampler)
+    for each in (rows, rows.tolist(), csr_matrix(rows)):
+        with pytest.raises(InvalidInput, match="X has dtype int64, to which a sampler rounds"):
+            compiled.transform(each)
+    texts = ["one two", "two three", "three"]
+    with pytest.raises(InvalidInput, match="gives whole counts"):
+        sparsejit.compile(make_pipeline(CountVectorizer(), AdditiveChi2Sampler()).fit(texts))
+    weighted = make_pipeline(TfidfVectorizer(), AdditiveChi2Sampler()).fit(texts)
+    wanted = weighted.transform(texts).toarray()
+    found = sparsejit.compile(weighted).transform(texts)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=VALUES)
 
 
 def test_an_isomap_of_a_radius_is_refused() -> None:
