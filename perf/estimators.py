@@ -97,6 +97,8 @@ _GIVEN = (
     "SparseRandomProjection",
 )
 _OF_TWO_CLASSES = ("FixedThresholdClassifier", "TunedThresholdClassifierCV")
+_OF_POSITIVES = ("CategoricalNB", "ComplementNB", "MultinomialNB", "SkewedChi2Sampler")
+_OF_MISSING = ("KNNImputer", "MissingIndicator")
 _OF_TWO_TARGETS = ("CCA", "PLSCanonical", "PLSRegression", "PLSSVD")
 
 
@@ -111,10 +113,12 @@ def _data(name: str, estimator: Any) -> tuple[Any, Any]:
     from sklearn.utils import get_tags
 
     tags, (x, y) = get_tags(estimator), _numbers()
-    if tags.input_tags.positive_only or name in ("ComplementNB", "MultinomialNB", "CategoricalNB"):
+    if tags.input_tags.positive_only or name in _OF_POSITIVES:
         x = np.abs(x) + 0.1
     if name == "CategoricalNB":
         x = x.round()
+    if name in _OF_MISSING:
+        x[np.random.default_rng(4).random(x.shape) < 0.1] = np.nan
     if tags.input_tags.string and not tags.input_tags.two_d_array:
         return [f"{'red' if n % 2 else 'blue'} word{n % 3}" for n in range(_ROWS)], y
     if tags.input_tags.dict:

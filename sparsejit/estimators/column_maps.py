@@ -1,7 +1,9 @@
 """Transformers that map columns to others: projections, features of kernels, and isotonic curves.
 
     affine maps     W (x - centre), as decompositions and cross decompositions compute
-    cosine maps     a cos(W x + b), of random features
+    cosine maps     a cos(W x + b), of random features, and of logarithms for chi-squared kernels
+    sketches        products of count sketches, whose convolution is a product of their spectra
+    term weights    counts by their frequency in texts
 """
 
 from collections.abc import Callable
@@ -11,21 +13,25 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.double_values import (
+    DOUBLE,
     centred,
     dense_array,
     double_formula,
     log_shares,
+    many_products,
     place_of_largest,
     scaled_columns,
     sigmoid,
     single,
+    unit_rows,
 )
 from sparsejit.estimators.ensembles import lines
 from sparsejit.estimators.linear_models import linear_methods
 from sparsejit.estimators.model_table import Model
 from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
-from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.arranging import joined, reshaped
+from sparsejit.frontends.writing.writer import Operand
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.values import Array, Element, Value
 
@@ -154,11 +160,124 @@ def _cosines(estimator: Any) -> Write:
 
     def write(writer: EstimatorWriter) -> Value:
         angle = writer.product_of(writer.plain_columns(), weights, offset, "angles")
-        f = double_formula(writer, "turns")
-        turns = f("round", f("mul", angle, 1 / _TURN))
-        near = single(writer, f.finish(f("sub", angle, f("mul", turns, _TURN))))
-        g = writer.at("cosines").formula("cosines")
-        return g.finish(g("mul", g("cos", near), float(np.sqrt(2 / len(weights)))))
+        return _cosine_of(writer, angle, float(np.sqrt(2 / len(weights))))
+
+    return write
+
+
+def _cosine_of(writer: EstimatorWriter, angle: Value, size: Operand, kind: str = "cos") -> Value:
+    """size cos(angle), or sin, of an angle in float64: float32."""
+    f = double_formula(writer, "turns")
+    turns = f("round", f("mul", angle, 1 / _TURN))
+    near = single(writer, f.finish(f("sub", angle, f("mul", turns, _TURN))))
+    g = writer.at(kind).formula(kind)
+    return g.finish(g("mul", g(kind, near), size))
+
+
+def _skewed(estimator: Any) -> Write:
+    """a cos(W log(x + skewedness) + b)"""
+    weights = np.asarray(estimator.random_weights_, np.float64).T
+    offset = np.asarray(estimator.random_offset_, np.float64)
+
+    def write(writer: EstimatorWriter) -> Value:
+        x = writer.columns(DOUBLE)
+        f = double_formula(writer, "logarithms")
+        powers = f.finish(f("log", f("add", x, float(estimator.skewedness))))
+        angle = writer.product_of(powers, weights, offset, "angles")
+        return _cosine_of(writer, angle, float(np.sqrt(2 / len(weights))))
+
+    return write
+
+
+def _above_skewness(estimator: Any) -> float:
+    return float(np.nextafter(-float(estimator.skewedness), np.inf))
+
+
+_INTERVALS = {1: 0.8, 2: 0.5, 3: 0.4}  # of AdditiveChi2Sampler by its sample_steps
+
+
+def _additive(estimator: Any) -> Write:
+    """sqrt(L x), and for each step j sqrt(2 L x / cosh(pi j L)) cos(j L log x), and sin."""
+    given, steps = estimator.sample_interval, int(estimator.sample_steps)
+    interval = _INTERVALS.get(steps) if given is None else float(given)
+    if interval is None:
+        raise InvalidInput(
+            f"the AdditiveChi2Sampler has sample_steps={steps} without a sample_interval; give one"
+        )
+
+    def write(writer: EstimatorWriter) -> Value:
+        x = writer.columns(DOUBLE)
+        f = double_formula(writer, "roots")
+        made = [single(writer, f.finish(f("sqrt", f("mul", x, interval))))]
+        for step in range(1, steps):
+            f = double_formula(writer, "logarithms")
+            power = f("log", f("where", f("equal", x, 0.0), 1.0, x))
+            angle = f.finish(f("mul", power, step * interval))
+            f = double_formula(writer, "sizes")
+            squared = f("mul", x, 2 * interval / np.cosh(np.pi * step * interval))
+            size = single(writer, f.finish(f("sqrt", squared)))
+            made += [_cosine_of(writer, angle, size, kind) for kind in ("cos", "sin")]
+        return joined(writer.at("columns"), made, 1)
+
+    return write
+
+
+def _sketched(estimator: Any) -> Write:
+    """The convolution of the count sketches of x, as the product of their spectra."""
+    places, signs = np.asarray(estimator.indexHash_), np.asarray(estimator.bitHash_, np.float64)
+    features, size = int(estimator.n_features_in_), int(estimator.n_components)
+    scale = np.full(places.shape[1], np.sqrt(float(estimator.gamma)))
+    scale[features:] = np.sqrt(float(estimator.coef0))
+    spectra = []
+    for place, sign in zip(places, signs * scale, strict=True):
+        sketch = np.zeros((size, len(scale)))
+        sketch[place, np.arange(len(scale))] = sign
+        spectra.append(np.fft.rfft(sketch, axis=0))
+    unit = np.eye(size // 2 + 1)
+    back = np.concatenate([np.fft.irfft(unit, size), np.fft.irfft(1j * unit, size)]).T
+
+    def write(writer: EstimatorWriter) -> Value:
+        x = writer.plain_columns()
+        parts = []
+        for spectrum in spectra:
+            bias = spectrum[:, features:].sum(axis=1)
+            pairs = ((spectrum.real, bias.real), (spectrum.imag, bias.imag))
+            parts.append([many_products(writer, x, w[:, :features], b, "sketch") for w, b in pairs])
+        (real, imag), *others = parts
+        for more, turned in others:
+            f, g = double_formula(writer, "real"), double_formula(writer, "imaginary")
+            left = f.finish(f("sub", f("mul", real, more), f("mul", imag, turned)))
+            imag = g.finish(g("add", g("mul", real, turned), g("mul", imag, more)))
+            real = left
+        both = joined(writer.at("spectra"), [real, imag], 1)
+        return many_products(writer, both, back, np.zeros(size), "sketches")
+
+    return write
+
+
+def _term_weights(estimator: Any) -> Write:
+    """Counts, or 1 + log of them, by the rarity of their terms, divided by the norm of the row."""
+    rarity = np.asarray(estimator.idf_, np.float64)[None] if estimator.use_idf else None
+    if rarity is not None:
+        check_held(estimator, "its weights", rarity)
+
+    def write(writer: EstimatorWriter) -> Value:
+        x = writer.columns(DOUBLE)
+        f = double_formula(writer, "weights")
+        found: Operand = x
+        if estimator.sublinear_tf:
+            is_none = f("equal", x, 0.0)
+            found = f("add", f("log", f("where", is_none, 1.0, x)), f("where", is_none, 0.0, 1.0))
+        weight = 1.0 if rarity is None else writer.constant(rarity, "rarity", DOUBLE)
+        counts = f.finish(f("mul", found, weight), shape=x.shape)
+        if estimator.norm == "l2":
+            return unit_rows(writer, counts)
+        if estimator.norm is None:
+            return counts
+        f = double_formula(writer, "norm")
+        size = f("row_sum", f("abs", counts))
+        whole = f("where", f("equal", size, 0.0), 1.0, size)
+        return f.finish(f("div", counts, whole), shape=x.shape)
 
     return write
 
@@ -274,10 +393,14 @@ COLUMN_MODELS = {
         for name in ("CCA", "PLSCanonical", "PLSRegression")
     },
     "LinearDiscriminantAnalysis": Model(_linear_discriminant, _discriminants),
+    "AdditiveChi2Sampler": Model(transform=_additive, least=lambda each: 0.0),
     "BernoulliRBM": Model(transform=_hidden),
     "DummyClassifier": Model(_dummy_classifier),
     "DummyRegressor": Model(_dummy_regressor),
     "IsotonicRegression": Model(_isotonic),
+    "PolynomialCountSketch": Model(transform=_sketched),
     "RBFSampler": Model(transform=_cosines),
     "SGDOneClassSVM": Model(_one_class, labels=lambda each: np.array([-1, 1], np.int32)),
+    "SkewedChi2Sampler": Model(transform=_skewed, least=_above_skewness),
+    "TfidfTransformer": Model(transform=_term_weights),
 }

@@ -34,6 +34,7 @@ from sparsejit.estimators.forests import (
     wide_scores,
 )
 from sparsejit.estimators.inputs import EstimatorInput, Refusals, word_columns_of
+from sparsejit.estimators.label_encoders import LABEL_ENCODERS, column_of_labels
 from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
 from sparsejit.estimators.lifting import REPLACED, NumberColumn, lifted
 from sparsejit.estimators.linear_boosters import is_linear_booster, read_linear_booster
@@ -56,7 +57,7 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
-from sparsejit.estimators.text import VECTORISERS, text_of
+from sparsejit.estimators.text import VECTORISERS, TextReader, text_of
 from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
@@ -69,6 +70,7 @@ _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
 _APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"} | WRITTEN.keys()
 _STEPS = _APART | DECOMPOSITIONS | MAPPING
+_OF_ONE_COLUMN = LABEL_ENCODERS.keys() | {"IsotonicRegression"}
 _OWN = {TakenColumns.__name__}  # steps that no library has
 
 
@@ -110,7 +112,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     given, estimator = estimator, held(estimator)
     text = text_of(estimator)
-    counted = estimator if text is None else text.estimator
+    counted = column_of_labels(estimator) if text is None else text.estimator
     first = chains_of(counted)[0][0]
     for *_, last in chains_of(counted):
         _check_kind(last, _KNOWN | _STEPS | REPLACED)
@@ -123,12 +125,8 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         if is_forest(chain[-1]) and id(chain[-1]) not in forests:
             forests[id(chain[-1])] = _forest_of(chain)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
-    left_out = left_out_of(chains, found.width)
-    if text is not None and left_out is not LeftOut.ZERO:
-        raise InvalidInput(
-            f"the {type(chains[0][-1]).__name__} takes zeros of a sparse matrix for missing, or "
-            "takes none; let another model read counts of texts"
-        )
+    is_column = type(estimator).__name__ in _OF_ONE_COLUMN
+    left_out = LeftOut.REFUSED if is_column else left_out_of(chains, found.width)
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
@@ -140,7 +138,10 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
         word_columns_of(found, chains),
         None if text is None else text.reader,
+        is_column,
     )
+    if text is not None:
+        _check_text(text.reader, rules, chains[0][-1])
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}
     for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
@@ -150,6 +151,21 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         writes[kind] = {name: made[name] for name in names}
     last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
     return ReadEstimator(rules, writes, 0 if last is None else last.rounds, found.numbers)
+
+
+def _check_text(reader: TextReader, rules: EstimatorInput, last: Any) -> None:
+    """Raise InvalidInput where a model does not take counts of texts as other numbers."""
+    if rules.left_out is not LeftOut.ZERO:
+        raise InvalidInput(
+            f"the {type(last).__name__} takes zeros of a sparse matrix for missing, or takes none; "
+            "let another model read counts of texts"
+        )
+    is_counted = not (reader.weights or reader.norm)
+    if is_counted and np.isfinite(rules.refusals.least).any():
+        raise InvalidInput(
+            f"the {rules.name} gives whole counts to a sampler, which rounds its results down to "
+            "whole numbers; use a TfidfVectorizer"
+        )
 
 
 # Forests as they are read, by id of their estimators.

@@ -27,6 +27,7 @@ from sparsejit.estimators.column_steps import (
 )
 from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
 from sparsejit.estimators.lifting import Lifted
+from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
 from sparsejit.estimators.text import TextReader
 from sparsejit.estimators.transformers import is_written, outputs_of
@@ -49,20 +50,22 @@ class Refusals:
 
     `no_nan` and `no_infinity` are masks of features. `known` has features of which an encoder must
     have seen every number, with the numbers that it has seen. `together` has the groups of features
-    with which a step computes as one array.
+    with which a step computes as one array. `least` are the least numbers of features that are not
+    refused, -infinity for most.
     """
 
     no_nan: Array
     no_infinity: Array
     known: list[tuple[int, Array]]
     together: list[Array]
+    least: Array
 
     @classmethod
     def of(cls, chains: Sequence[Sequence[Any]], lifted: Lifted) -> Refusals:
         """Refusals of chains of steps, each from X and codes to an estimator that predicts."""
         width = lifted.width
         none, every = np.zeros(width, bool), np.ones(width, bool)
-        found = cls(none.copy(), none.copy(), [], [])
+        found = cls(none.copy(), none.copy(), [], [], np.full(width, -np.inf))
         for steps in chains:
             own = list(takewhile(lambda step: not isinstance(step, Stack), steps))
             found.together.extend(computed_together(own, np.arange(width)))
@@ -85,7 +88,8 @@ class Refusals:
                 self.known.append((column.feature, column.known))
         together = [group[group < given] for group in self.together]
         masks = self.no_nan[:given], self.no_infinity[:given]
-        return Refusals(*masks, self.known, [group for group in together if len(group)])
+        groups = [group for group in together if len(group)]
+        return Refusals(*masks, self.known, groups, self.least[:given])
 
     def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
         for step in steps:
@@ -111,12 +115,26 @@ class Refusals:
             self.no_nan[columns.source[columns.nan]] = True
         if not takes_infinity:
             self.no_infinity[columns.source[columns.infinity]] = True
+        self._follow_least(step, columns)
         if type(step).__name__ == "CategoricalNB":
             counts = enumerate(step.n_categories_)
             self.known.extend((int(columns.source[n]), np.arange(count)) for n, count in counts)
         if (categorical := getattr(step, "is_categorical_", None)) is not None:
             self.no_infinity[columns.source[columns.infinity & categorical]] = True
         return self._behind(step, columns)
+
+    def _follow_least(self, step: Any, columns: _Columns) -> None:
+        """The least numbers that a model takes, which are numbers of X."""
+        model = MODELS.get(type(step).__name__)
+        if model is None or model.least is None:
+            return
+        if not columns.own.all():
+            raise InvalidInput(
+                f"the {type(step).__name__} refuses numbers below {model.least(step):g}, and steps "
+                "before it change X; give it X itself"
+            )
+        least = np.maximum(self.least[columns.source], model.least(step))
+        self.least[columns.source] = least
 
     def _behind(self, step: Any, columns: _Columns) -> _Columns:
         none = np.zeros(len(columns.source), bool)
@@ -206,7 +224,8 @@ class EstimatorInput:
     `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the number
     that graphs read for zeros that a sparse X leaves out; `takes_frames`: whether a frame can be
     read as numbers; `words`: columns of codes that follow the features, None where no step reads
-    words; `text`: the reader that counts the tokens of an X of texts, None for an X of numbers.
+    words; `text`: the reader that counts the tokens of an X of texts, None for an X of numbers;
+    `is_column`: X may be (samples,).
     """
 
     name: str
@@ -219,6 +238,7 @@ class EstimatorInput:
     takes_frames: bool = True
     words: WordColumns | None = None
     text: TextReader | None = None
+    is_column: bool = False
 
     @property
     def width(self) -> int:
@@ -230,6 +250,8 @@ class EstimatorInput:
 
         A sparse X may get twice as wide. Raises InvalidInput for an X that the estimator refuses.
         """
+        if self.is_column:
+            X = self._as_column(X)
         array: Array = X
         if self.text is not None:
             array = self.text.read(X).astype(self._dtypes[-1], copy=False)
@@ -243,9 +265,19 @@ class EstimatorInput:
                 self._check_finite(array)
         if self.refusals.known:
             self._check_known(array)
+        if self._has_least:
+            self._check_least(X, array)
         if self.left_out is LeftOut.BOTH and hasattr(X, "toarray"):
             return both(X, array)
         return array
+
+    def _as_column(self, X: Any) -> Any:
+        """X (samples,) as (samples, 1); any other X unchanged."""
+        if getattr(X, "ndim", 1) != 1:
+            return X
+        has_words = self.words is not None and self.words.columns
+        column = np.asarray(X, object if has_words else None)
+        return column[:, None] if column.ndim == 1 else X
 
     @cached_property
     def _is_plain(self) -> Callable[[object], bool]:
@@ -314,6 +346,11 @@ class EstimatorInput:
     def _refuses(self) -> bool:
         """Whether any value of X is refused."""
         return bool(self.refusals.no_nan.any() or self.refusals.no_infinity.any())
+
+    @cached_property
+    def _has_least(self) -> bool:
+        """Whether any number of X is refused for being too small."""
+        return bool(np.isfinite(self.refusals.least).any())
 
     @cached_property
     def _keeps_dtypes(self) -> bool:
@@ -439,6 +476,22 @@ class EstimatorInput:
                     f"column {feature} of X has {column[unseen][0]}, which the fit did not see; "
                     "give an encoder handle_unknown='ignore', or a CategoricalNB min_categories"
                 )
+
+    def _check_least(self, X: Any, array: Array) -> None:
+        """Raise InvalidInput for small numbers, and for an X that AdditiveChi2Sampler truncates."""
+        dtype = X.dtype if hasattr(X, "toarray") else np.asarray(X).dtype
+        if dtype.kind in "biu":
+            raise InvalidInput(
+                f"X has dtype {dtype}, to which a sampler rounds its results down; give "
+                "X.astype(np.float64)"
+            )
+        rows, columns = np.nonzero(array < self.refusals.least)
+        if len(rows):
+            found, column = array[rows[0], columns[0]], int(columns[0])
+            raise InvalidInput(
+                f"X has {found} in row {rows[0]}, column {column}, and the {self.name} takes no "
+                f"number below {self.refusals.least[column]:g}; shift or clip X"
+            )
 
 
 def word_columns_of(lifted: Lifted, chains: Sequence[Sequence[Any]]) -> WordColumns | None:

@@ -218,14 +218,19 @@ def kernel_components(estimator: Any) -> Write:
         (k - mean(k) - rows + mean(rows)) A = k (A - mean(A)) + (mean(rows) - rows) A
     """
     kernel, known = _named_kernel(estimator, estimator.X_fit_)
+    weights, bias = centred_components(estimator)
+    return lambda writer: weighted_kernels(writer, kernel, known, weights, bias)
+
+
+def centred_components(estimator: Any) -> tuple[Array, Array]:
+    """The weights (components, rows) and the bias of a KernelPCA's components of kernels."""
     values, vectors = estimator.eigenvalues_, estimator.eigenvectors_
     used = values != 0
     alphas = np.zeros(vectors.shape)
     alphas[:, used] = vectors[:, used] / np.sqrt(values[used])
     centerer = estimator._centerer
     bias = (centerer.K_fit_all_ - centerer.K_fit_rows_) @ alphas
-    weights = (alphas - alphas.mean(axis=0)).T
-    return lambda writer: weighted_kernels(writer, kernel, known, weights, bias)
+    return (alphas - alphas.mean(axis=0)).T, bias
 
 
 def nystroem_components(estimator: Any) -> Write:

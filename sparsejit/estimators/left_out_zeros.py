@@ -80,7 +80,7 @@ def _takes_sparse(estimator: Any) -> bool:
         return True
     from sklearn.utils import get_tags
 
-    searching = getattr(estimator, "nn_fit", None) or estimator
+    searching = getattr(estimator, "nn_fit", None) or getattr(estimator, "nbrs_", estimator)
     has_tree = getattr(searching, "_fit_method", "") in ("ball_tree", "kd_tree")
     is_dense = has_tree or not getattr(estimator, "_sparse", True)
     return bool(get_tags(estimator).input_tags.sparse) and not is_dense

@@ -26,12 +26,14 @@ class Model:
 
     `methods` gives the functions that write its methods, from the current columns; `transform` the
     function that writes its columns, so that it may stand before others, or None; `labels` the
-    results of `predict` by place, where they are not `classes_`.
+    results of `predict` by place, where they are not `classes_`; `least` the least number that X
+    may have, of models that refuse others.
     """
 
     methods: Callable[[Any], Mapping[str, Write]] = _none
     transform: Callable[[Any], Write | None] | None = None
     labels: Callable[[Any], Array] | None = None
+    least: Callable[[Any], float] | None = None
 
     def all_methods(self, estimator: Any) -> dict[str, Write]:
         """Functions that write each method of an estimator, by name."""

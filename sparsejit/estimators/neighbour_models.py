@@ -27,10 +27,11 @@ from sparsejit.estimators.double_values import (
     second_of_two,
     single,
 )
+from sparsejit.estimators.kernel_models import centred_components
 from sparsejit.estimators.model_table import Model, places
 from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
-from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.writer import Formula, Operand
 from sparsejit.ir.ops.columns import Measure
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
@@ -161,15 +162,94 @@ def _within(writer: EstimatorWriter, estimator: Any) -> Value:
     """The weight of each row of the fit, 0 beyond the radius: float64 (batch, rows)."""
     known, metric = _rows_of(estimator)
     reduced = metric.reduced(writer, known)
-    radius = float(estimator.radius)
     f = double_formula(writer, "within")
-    inside = f("less_equal", reduced, radius**2 if metric.is_root else radius * metric.divisor)
+    inside = _inside(f, estimator, metric, reduced)
     if not _weighting(estimator):
         return f.finish(f("where", inside, 1.0, 0.0), shape=reduced.shape)
     away = metric.finished(f, reduced)
     return f.finish(
         f("where", inside, _inverse(f, away, inside), 0.0), shape=reduced.shape
     )
+
+
+def _inside(f: Formula, estimator: Any, metric: Metric, reduced: Operand) -> Operand:
+    """Whether rows are within the radius of an estimator."""
+    radius = float(estimator.radius)
+    return f("less_equal", reduced, radius**2 if metric.is_root else radius * metric.divisor)
+
+
+def _radius_graph(estimator: Any) -> Write:
+    """The distance to each row of the fit within the radius, or 1; 0 for others."""
+    known, metric = _rows_of(estimator)
+
+    def write(writer: EstimatorWriter) -> Value:
+        reduced = metric.reduced(writer, known)
+        f = double_formula(writer, "graph")
+        is_plain = estimator.mode == "connectivity"
+        away: Operand = 1.0 if is_plain else metric.finished(f, reduced)
+        return f.finish(f("where", _inside(f, estimator, metric, reduced), away, 0.0))
+
+    return write
+
+
+def _neighbours_graph(estimator: Any) -> Write:
+    """The distance to each of the nearest rows of the fit, or 1; 0 for others."""
+    known, metric = _rows_of(estimator)
+    is_plain = estimator.mode == "connectivity"
+    count = int(estimator.n_neighbors) + (not is_plain)
+
+    def write(writer: EstimatorWriter) -> Value:
+        away, found = _neighbours_of(writer, known, metric, count)
+        near = single(writer, away)
+        numbers = writer.constant(np.arange(len(known), dtype=np.float64)[None], "rows")
+        made: Operand = 0.0
+        for number in range(count):
+            place = writer.cast(sliced(writer, found, 1, number, number + 1), Element.FLOAT32)
+            own = 1.0 if is_plain else sliced(writer, near, 1, number, number + 1)
+            f = writer.at("graph").formula("graph")
+            shape = writer.batch, len(known)
+            made = f.finish(f("where", f("equal", place, numbers), own, made), shape=shape)
+        assert isinstance(made, Value)
+        return made
+
+    return write
+
+
+def _neighbours_of(
+    writer: EstimatorWriter, known: Array, metric: Metric, count: int
+) -> tuple[Value, Value]:
+    """The least distances, float64, and the places of their rows, (batch, count)."""
+    reduced, found = _nearest(writer, known, metric, count)
+    f = double_formula(writer, "distances")
+    return f.finish(f("add", metric.finished(f, reduced), 0.0), shape=reduced.shape), found
+
+
+def _geodesic_components(estimator: Any) -> Write:
+    """The kernel components of an Isomap: of shortest paths over the nearest rows of the fit."""
+    if estimator.n_neighbors is None:
+        raise InvalidInput("the Isomap has a radius; fit it with n_neighbors")
+    known, metric = _rows_of(estimator.nbrs_)
+    paths = np.asarray(estimator.dist_matrix_, np.float64)
+    check_rows(estimator, paths)
+    check_held(estimator, "its distances", paths)
+    weights, bias = centred_components(estimator.kernel_pca_)
+
+    def write(writer: EstimatorWriter) -> Value:
+        away, found = _neighbours_of(writer, known, metric, int(estimator.n_neighbors))
+        table, shape = writer.constant(paths, "paths"), (writer.batch, len(known))
+        least: Operand = float("inf")
+        for number in range(away.shape[1]):
+            place = sliced(writer, found, 1, number, number + 1)
+            rows = reshaped(writer, writer.at("paths").one(Embedding(), place, table), shape)
+            path = scaled_columns(writer, rows, np.arange(len(known)))
+            own = sliced(writer, away, 1, number, number + 1)
+            f = double_formula(writer, "shortest paths")
+            least = f.finish(f("minimum", f("add", path, own), least), shape=shape)
+        f = double_formula(writer, "kernels")
+        kernels = f.finish(f("mul", f("square", least), -0.5))
+        return writer.product_of(kernels, weights, bias, "components")
+
+    return write
 
 
 def _radius_classifier(estimator: Any) -> dict[str, Write]:
@@ -443,6 +523,9 @@ NEIGHBOUR_MODELS = {
     "RadiusNeighborsClassifier": Model(_radius_classifier, labels=_radius_labels),
     "RadiusNeighborsRegressor": Model(_radius_regressor),
     "LocalOutlierFactor": Model(_local_outliers),
+    "Isomap": Model(transform=_geodesic_components),
+    "KNeighborsTransformer": Model(transform=_neighbours_graph),
+    "RadiusNeighborsTransformer": Model(transform=_radius_graph),
     **dict.fromkeys(("LabelPropagation", "LabelSpreading"), Model(_propagated)),
     "NearestCentroid": Model(_nearest_centroid),
     **dict.fromkeys(

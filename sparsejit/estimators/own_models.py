@@ -6,6 +6,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_maps import COLUMN_MODELS
 from sparsejit.estimators.density_models import DENSITY_MODELS
 from sparsejit.estimators.kernel_models import KERNEL_MODELS
+from sparsejit.estimators.label_encoders import LABEL_ENCODERS
 from sparsejit.estimators.model_table import Model
 from sparsejit.estimators.neighbour_models import NEIGHBOUR_MODELS
 from sparsejit.estimators.parts import Mapped, held, is_pipeline, steps_of
@@ -15,6 +16,7 @@ MODELS: dict[str, Model] = {
     **COLUMN_MODELS,
     **DENSITY_MODELS,
     **KERNEL_MODELS,
+    **LABEL_ENCODERS,
     **NEIGHBOUR_MODELS,
 }
 

@@ -45,10 +45,12 @@ SINGLE_TREES = frozenset(
 # Models of `own_models.MODELS` whose columns others may read.
 MAPPING = frozenset(
     """
-    BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA FeatureAgglomeration
-    GaussianRandomProjection KMeans KernelCenterer KernelPCA LinearDiscriminantAnalysis
-    MiniBatchKMeans MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical
-    PLSRegression PLSSVD RBFSampler SparsePCA SparseRandomProjection
+    AdditiveChi2Sampler BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA
+    FeatureAgglomeration GaussianRandomProjection Isomap KMeans KNeighborsTransformer
+    KernelCenterer KernelPCA LinearDiscriminantAnalysis MiniBatchKMeans MiniBatchSparsePCA
+    NeighborhoodComponentsAnalysis Nystroem PLSCanonical PLSRegression PLSSVD
+    PolynomialCountSketch RBFSampler RadiusNeighborsTransformer SkewedChi2Sampler SparsePCA
+    SparseRandomProjection TfidfTransformer
     """.split()
 )
 # Estimators that predict with an inner estimator, and its attribute.
@@ -136,7 +138,12 @@ def columns_of(step: Any) -> int:
     """The number of columns of a step that mixes columns."""
     if isinstance(step, Link):
         return step.n_features_out
-    return step.columns if isinstance(step, Mapped) else int(step._n_features_out)
+    if isinstance(step, Mapped):
+        return step.columns
+    count = getattr(step, "_n_features_out", None)
+    if count is not None:
+        return int(count)
+    return len(step.get_feature_names_out())
 
 
 def is_pipeline(estimator: Any) -> bool:

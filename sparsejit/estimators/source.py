@@ -3,13 +3,13 @@
     {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
-     "together": [[feature, ...], ...], "left_out": name,
+     "together": [[feature, ...], ...], "least": [number or null, ...], "left_out": name,
      "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
      "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
      "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
      "step": name}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
-     "text": null or the fields of a TextReader,
+     "text": null or the fields of a TextReader, "column": bool,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
 "dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields of `_NEWER`. A code is a
@@ -18,7 +18,7 @@ number, "nan", or null where the word is refused. Labels are null or {"dtype": .
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -59,6 +59,7 @@ _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
 _NEWER = (
     *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
+    *("least", "column"),
 )
 
 
@@ -168,6 +169,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "no_infinity": refused.no_infinity.tolist(),
         "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
         "together": [group.tolist() for group in refused.together],
+        "least": [None if each == -np.inf else each for each in refused.least.tolist()],
         "left_out": rules.left_out.value,
         "frames": rules.takes_frames,
         "targets": None if source.targets is None else [*map(_labels_to_data, source.targets)],
@@ -180,6 +182,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "words": _words_to_data(rules.words),
         "outputs": _labels_to_data(source.outputs),
         "text": _text_to_data(rules.text),
+        "column": rules.is_column,
         "methods": methods,
     }
     return header, writer.tensors
@@ -202,7 +205,6 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
     name, library, settings, tile, shared, float64, flags, *refused, methods = fields_of(
         rest, **wanted
     )
-    nan, infinity, known, together = refused
     if tile < 1 or flags not in _FLAGS:
         raise DamagedFile(f"has an estimator of tile {tile} and flags {flags!r}")
     left_out = _left_out_from_data(header.get("left_out"), library)
@@ -217,16 +219,12 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         features,
         None if names is None else tuple(names.tolist()),
         float64,
-        Refusals(
-            _mask(nan, width),
-            _mask(infinity, width),
-            [_known_from_data(entry, features) for entry in known],
-            [_group_from_data(entry, width) for entry in together],
-        ),
+        _refusals_from_data(refused, header.get("least", [None] * width), features, width),
         left_out,
         header.get("frames", True) is True,
         words,
         _text_from_data(header.get("text"), width),
+        header.get("column", False) is True,
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
@@ -451,6 +449,26 @@ def _group_from_data(entry: Any, features: int) -> Array:
     if not 0 <= min(entry) <= max(entry) < features:
         raise DamagedFile(f"has a group of features that are not of {features}")
     return np.array(entry)
+
+
+def _refusals_from_data(
+    refused: Sequence[list[Any]], least: Any, features: int, width: int
+) -> Refusals:
+    nan, infinity, known, together = refused
+    return Refusals(
+        _mask(nan, width),
+        _mask(infinity, width),
+        [_known_from_data(entry, features) for entry in known],
+        [_group_from_data(entry, width) for entry in together],
+        _least_from_data(least, width),
+    )
+
+
+def _least_from_data(values: Any, features: int) -> Array:
+    plain = type(values) is list and {*map(type, values)} <= {float, type(None)}
+    if not plain or len(values) != features:
+        raise DamagedFile(f"has least numbers that are not of {features} features")
+    return np.array([-np.inf if each is None else each for each in values])
 
 
 def _dtypes_from_data(data: Any) -> NamedDtypes:

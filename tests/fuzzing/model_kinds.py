@@ -19,7 +19,8 @@ class ModelKind:
     """A class of scikit-learn, its parameters at random, and its data.
 
     `target`: "classes", "two", "numbers", "several" numbers, "positive" ones, or "none". `data`:
-    "plain" numbers, "counts", "codes" of categories, a "kernel" of samples, or "one" column.
+    "plain" numbers, "counts", "codes" of categories, a "kernel" of samples, or one column, of
+    "one" number or of "labels".
     """
 
     path: str
@@ -47,6 +48,8 @@ class ModelKind:
             return np.minimum(np.round(2 * np.abs(X)), 4)
         if self.data == "kernel":
             return X @ X.T
+        if self.data == "labels":
+            return np.digitize(X[:, :1], [-0.5, 0.5])
         if self.data == "one":
             return X[:, :1]
         return X + generator.choice([0, 0, 20])
@@ -123,6 +126,21 @@ def _radius(generator: np.random.Generator) -> dict[str, Any]:
 
 def _radius_classes(generator: np.random.Generator) -> dict[str, Any]:
     return {**_radius(generator), "outlier_label": "most_frequent"}
+
+
+_MODES = _chosen(mode=["distance", "connectivity"])
+
+
+def _graph(generator: np.random.Generator) -> dict[str, Any]:
+    found = {**_nearest(generator), **_MODES(generator)}
+    del found["weights"]
+    return found
+
+
+def _radius_graph(generator: np.random.Generator) -> dict[str, Any]:
+    found = {**_radius(generator), **_MODES(generator)}
+    found.pop("weights", None)
+    return found
 
 
 _COMPONENTS = _chosen(n_components=[1, 2], random_state=[0])
@@ -228,6 +246,39 @@ MODEL_KINDS = (
         for name in ("CCA", "PLSCanonical", "PLSRegression", "PLSSVD")
     ),
     ModelKind("cross_decomposition.PLSRegression", "numbers", _chosen(n_components=[1, 2])),
+    ModelKind(
+        *("kernel_approximation.SkewedChi2Sampler", "none"),
+        *(_chosen(skewedness=[0.1, 1.0], random_state=[0]), "counts"),
+    ),
+    ModelKind(
+        *("kernel_approximation.AdditiveChi2Sampler", "none"),
+        *(_chosen(sample_steps=[1, 2, 3], sample_interval=[None, 0.3]), "counts"),
+    ),
+    ModelKind(
+        *("kernel_approximation.PolynomialCountSketch", "none"),
+        _chosen(
+            degree=[1, 2, 3], coef0=[0, 1.5], gamma=[0.5, 1.0], n_components=[7, 20],
+            random_state=[0],
+        ),
+    ),
+    ModelKind(
+        *("feature_extraction.text.TfidfTransformer", "none"),
+        _chosen(
+            norm=["l1", "l2", None], use_idf=[True, False], smooth_idf=[True, False],
+            sublinear_tf=[True, False],
+        ),
+        "counts",
+    ),
+    *(
+        ModelKind(f"neighbors.{name}Transformer", "none", parameters)
+        for name, parameters in (("KNeighbors", _graph), ("RadiusNeighbors", _radius_graph))
+    ),
+    ModelKind("manifold.Isomap", "none", _chosen(n_neighbors=[8, 12], n_components=[1, 2])),
+    ModelKind("preprocessing.LabelEncoder", data="labels"),
+    ModelKind(
+        *("preprocessing.LabelBinarizer", "none"),
+        *(_chosen(neg_label=[0, -2], pos_label=[1, 3]), "labels"),
+    ),
     ModelKind("preprocessing.KernelCenterer", "none", data="kernel"),
     ModelKind("decomposition.FastICA", "none", _COMPONENTS),
     ModelKind("decomposition.FactorAnalysis", "none", _COMPONENTS),

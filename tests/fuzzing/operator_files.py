@@ -42,7 +42,7 @@ Random = np.random.Generator
 MOST_BYTES = 1 << 22
 # Beyond this numbers are not compared with the reference's.
 MODERATE = 1e6
-# Of a larger constant float32 holds no square, which norms take and the references in float64 have.
+# float32 does not hold the square of a larger constant; norms take it, and float64 references do.
 SQUARED = 1e18
 NUMBERS = (0, 1, 2, 3, 5, -1, 7, 64, 255, 1 << 16, 1 << 31, 1 << 40, 1 << 63, 10**30)
 WRONG = (*NUMBERS, None, True, 0.5, -1.0, 1e308, "inf", "-inf", "float32", "int64", "", [], {})

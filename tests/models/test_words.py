@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("treelite")
 pandas = pytest.importorskip("pandas")
 
+from scipy.sparse import csr_matrix  # noqa: E402
 from sklearn.compose import ColumnTransformer, make_column_transformer  # noqa: E402
 from sklearn.ensemble import (  # noqa: E402
     HistGradientBoostingRegressor,
@@ -22,6 +23,8 @@ from sklearn.impute import SimpleImputer  # noqa: E402
 from sklearn.linear_model import LogisticRegression, Ridge  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import (  # noqa: E402
+    LabelBinarizer,
+    LabelEncoder,
     OneHotEncoder,
     OrdinalEncoder,
     StandardScaler,
@@ -289,3 +292,49 @@ def test_a_damaged_table_of_words_is_refused(tmp_path: Path) -> None:
             read_estimator_file({**header, "words": words}, tensors)
     with pytest.raises(DamagedFile):
         read_estimator_file({**header, "words": {"read": [True], "columns": []}}, tensors)
+
+
+LABELS: dict[str, list[Any]] = {
+    "words": ["red", "blue", "red", "green", "blue"],
+    "two words": ["no", "yes", "yes", "no", "no"],
+    "numbers": [7, -1, 7, 2**40, 2**40],
+    "two numbers": [3, 5, 5, 3, 3],
+    "flags": [True, False, True, True, False],
+    "objects": [*np.array(["b", "a", "c", "a", "b"], object)],
+}
+
+
+@pytest.mark.parametrize("encoder", [LabelEncoder(), LabelBinarizer(neg_label=-1, pos_label=4)])
+@pytest.mark.parametrize("name", LABELS)
+def test_labels(encoder: Any, name: str, tmp_path: Path) -> None:
+    """In lists, arrays and series, one or many, and of a loaded file."""
+    y = LABELS[name]
+    encoder.fit(y)
+    compiled = sparsejit.compile(encoder, y)
+    compiled.save(tmp_path / "e.sjit")
+    loaded = sparsejit.load(tmp_path / "e.sjit")
+    for labels in (y, np.array(y), np.array(y, object), pandas.Series(y), y * 9, y[1:4]):
+        wanted = encoder.transform(np.array(list(labels)))
+        for each in (compiled, loaded):
+            np.testing.assert_array_equal(each.transform(labels), wanted, strict=True)
+    column = np.array(y)[:, None]
+    np.testing.assert_array_equal(compiled.transform(column), encoder.transform(column.ravel()))
+
+
+def test_labels_without_codes_are_refused() -> None:
+    several = np.array([[1, 0], [0, 1]])
+    for encoder, y, message in (
+        (LabelBinarizer(), several, "several labels each"),
+        (LabelBinarizer(), ["a", "a"], "has 1 classes"),
+        (LabelEncoder(), [1.0, np.nan], "a missing value among its classes"),
+        (LabelEncoder(), [1, 2**53], "float64 does not tell apart"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            sparsejit.compile(encoder.fit(y))
+    for encoder, unseen in ((LabelEncoder(), "c"), (LabelBinarizer(), "c"), (LabelEncoder(), 3)):
+        known = ["a", "b"] if unseen == "c" else [1, 2]
+        compiled = sparsejit.compile(encoder.fit(known))
+        with pytest.raises(InvalidInput, match="not see"):
+            compiled.transform([*known, unseen])
+    with pytest.raises(InvalidInput, match="is sparse"):
+        compiled.transform(csr_matrix([[1.0]]))
