@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -42,6 +43,7 @@ from sparsejit.frontends.model_source import is_opened, read_source
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.states import GivenStates
 from sparsejit.frontends.torch_export import exported_examples, is_program
+from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Progress, progress_function
 from sparsejit.machine.target import Target
 
@@ -263,6 +265,8 @@ def compile_model(
     free = free_batch, free_shapes, sizes, constants or {}
     others = dynamic_shapes, free_shapes, state, fallback
     size = step_size(step, axis, window, *others)
+    if dtype == DType.BFLOAT16.value:
+        settings = replace(settings, rounds_x=True)
     compiler = ModelCompiler(model, *free, fallback, dtype, settings, state=state, step=size)
     return compiler.compiled_or_cached(args, kwargs, report)
 

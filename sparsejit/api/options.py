@@ -101,7 +101,8 @@ class KernelSource:
 class ModelSettings:
     """The keyword arguments of `compile_model` that affect compiling a graph, as they were given.
 
-    `any_length`: whether a size other than the batch has a name.
+    `any_length`: whether a size other than the batch has a name. `rounds_x`: whether dtype is
+    "bfloat16" for the whole model, so that a batch of x may be rounded as the weights are.
     """
 
     target: str | Target
@@ -109,6 +110,7 @@ class ModelSettings:
     tune: bool
     exact: bool
     any_length: bool = field(default=False, metadata={"newer": True})
+    rounds_x: bool = field(default=False, metadata={"newer": True})
 
     def __post_init__(self) -> None:
         check_flags(tune=self.tune, exact=self.exact)
@@ -121,7 +123,8 @@ class ModelSettings:
         """
         target, threads = calibrated(Target.resolve(self.target)), parse_threads(self.threads)
         own = self.tune, self.exact
-        return ModelOptions(target, threads, *own, any_length=self.any_length)
+        more = {"any_length": self.any_length, "rounds_x": self.rounds_x}
+        return ModelOptions(target, threads, *own, **more)
 
 
 def _checked_pitch(pitch: int | None, batch: int) -> int | None:

@@ -72,6 +72,7 @@ class ModelOptions:
     each. `any_length`: code for other lengths will follow, and shall read the same weights.
     `same_bits`: a sample has the same bits in any batch, where a function has one tile; `exact`
     promises the same. `by_host`: the host of exported code starts the threads (`HostThreads`).
+    `rounds_x`: layers in bfloat16 may round x to bfloat16 too, in a batch.
     """
 
     target: Target
@@ -84,6 +85,7 @@ class ModelOptions:
     any_length: bool = False
     same_bits: bool = False
     by_host: bool = False
+    rounds_x: bool = False
 
     @cached_property
     def planner(self) -> LayerPlanner:
@@ -98,6 +100,7 @@ class ModelOptions:
             alike=True,
             model_bytes=self.weight_bytes,
             any_length=self.any_length,
+            rounds_x=self.rounds_x,
         )
 
     @property

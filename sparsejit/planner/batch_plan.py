@@ -162,34 +162,48 @@ def plan_batch(
     exact: bool = False,
     alike: bool = False,
     any_length: bool = False,
+    rounds_x: bool = False,
 ) -> Plan:
     """Choose a template for a batch; if `exact`, one that changes no weight.
 
     If `alike`, choose one that sums every column in the same order, so that a column's bits do not
     depend on its place in the batch; `mixed` does not. If `any_length`, prefer one whose weights
-    are data that batches of all lengths read.
+    are data that batches of all lengths read. With `rounds_x` it may round x to bfloat16, as the
+    weights are.
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    possible = _possible(spec, matrix, target, strategy, alike)
+    possible = _possible(spec, matrix, target, strategy, alike, rounds_x)
     job = Job(spec, matrix, target, price_batch)
     preferred = _FOR_ANY_LENGTH if any_length else frozenset()
     return choose_template(job, possible, strategy, batch_strategies(), exact, preferred)
 
 
 def expected_batch_ns(
-    spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool, alike: bool
+    spec: MatMul,
+    matrix: SparseMatrix,
+    target: Target,
+    exact: bool,
+    alike: bool,
+    rounds_x: bool = False,
 ) -> float:
     """Predicted nanoseconds of the best kernel, from the zeros alone; nothing is lowered."""
-    possible = _possible(spec, matrix, target, AUTO, alike)
+    possible = _possible(spec, matrix, target, AUTO, alike, rounds_x)
     candidates = Job(spec, matrix, target, price_batch).candidates(possible, exact)
     return min((one.cost.ns for one in candidates), default=math.inf)
 
 
 def _possible(
-    spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str, alike: bool
+    spec: MatMul,
+    matrix: SparseMatrix,
+    target: Target,
+    strategy: str,
+    alike: bool,
+    rounds_x: bool = False,
 ) -> Iterator[Template]:
     left_out = {"mixed"} if alike else set()
+    if not (rounds_x or strategy == "dense-pairs"):
+        left_out.add("dense-pairs")
     if strategy == AUTO and spec.dtype is not DType.INT8:
         left_out |= _losing(spec, matrix)
     for row in _made_for(target.alone, spec.dtype):

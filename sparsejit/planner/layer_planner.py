@@ -39,6 +39,7 @@ class LayerPlanner:
     tune: whether candidates are measured.
     alike: whether every column of a batch is summed in the same order.
     any_length: whether to prefer kernels whose weights serve batches of all lengths.
+    rounds_x: whether layers in bfloat16 may round x to bfloat16 too, in a batch.
     model_bytes: approximate bytes of code and data of the whole model; 0 for a layer alone.
     cores: number of cores that share these bytes.
     """
@@ -49,6 +50,7 @@ class LayerPlanner:
     tune: bool = False
     alike: bool = False
     any_length: bool = False
+    rounds_x: bool = False
     model_bytes: int = 0
     cores: int = 1
 
@@ -80,7 +82,7 @@ class LayerPlanner:
         """
         target = self.beside(matrix).target
         if isinstance(layer, MatMul):
-            how = self.strategy, self.exact, self.alike, self.any_length
+            how = self.strategy, self.exact, self.alike, self.any_length, self.rounds_x
             choice = plan_batch(layer, matrix, target, *how)
         else:
             choice = plan(layer, matrix, target, self.strategy, self.exact)
@@ -91,7 +93,8 @@ class LayerPlanner:
         """Predicted nanoseconds of the best kernel, from zeros alone; infinite without one."""
         target = self.beside(matrix).target
         if isinstance(layer, MatMul):
-            return expected_batch_ns(layer, matrix, target, self.exact, self.alike)
+            own = self.exact, self.alike, self.rounds_x
+            return expected_batch_ns(layer, matrix, target, *own)
         return expected_ns(layer, matrix, target, self.exact)
 
     def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan, threads: int) -> Split:
