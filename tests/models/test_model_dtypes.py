@@ -20,6 +20,7 @@ import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.writing.writer import Writer, element_of
 from sparsejit.ir.values import TensorType
+from sparsejit.machine.target import Target
 
 SHORT = [torch.float16, torch.bfloat16]
 FLOATS = [*SHORT, torch.float64]
@@ -384,3 +385,29 @@ def test_dtypes_of_eight_bits_are_refused_by_name() -> None:
         sparsejit.compile(Of(lambda x: x.to(torch.float8_e4m3fn).float()), (x,))
     with pytest.raises(InvalidInput, match="dtype float8_e5m2"):
         sparsejit.compile(Scaled().eval(), (x.to(torch.float8_e5m2),))
+
+
+@pytest.mark.skipif(
+    not Target.detect().has("avx512_bf16"), reason="needs products of pairs of bfloat16"
+)
+def test_x_is_rounded_where_the_whole_model_is_bfloat16(tmp_path: Path) -> None:
+    """Not layer by layer, nor with exact=True; a file keeps it."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(512, 512).eval(), torch.randn(64, 512)
+
+    def kernels(fast: Any) -> set[str]:
+        return {step.kernel for step in fast.parts.variants[0].steps}
+
+    fast = sparsejit.compile(model, (x,), dtype="bfloat16", free_batch=False)
+    assert kernels(fast) == {"bf16-dense-pairs-avx512"}
+    for options in ({"dtype": {"*": "bfloat16"}}, {"dtype": "bfloat16", "exact": True}):
+        other = sparsejit.compile(model, (x,), free_batch=False, **options)
+        assert not kernels(other) & kernels(fast)
+    fast.save(tmp_path / "m.sjit")
+    loaded = sparsejit.load(tmp_path / "m.sjit")
+    assert kernels(loaded) == kernels(fast)
+    np.testing.assert_array_equal(loaded(x), fast(x))
+    with torch.no_grad():
+        exact = model.double()(x.double()).numpy()
+    error = np.abs(fast(x).numpy() - exact).max() / np.abs(exact).max()
+    assert 1e-5 < error < 1e-2
