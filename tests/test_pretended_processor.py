@@ -142,9 +142,9 @@ def test_a_run_with_a_pretended_processor_is_one(request: pytest.FixtureRequest)
 
 
 def test_the_makefile_names_every_core_that_has_data() -> None:
-    """So that `make plans` pretends each, and the unknown one."""
+    """So that `make plans` pretends each, and the unknown one; others may be there too."""
     makefile = (Path(__file__).parents[1] / "Makefile").read_text()
     (listed,) = re.findall(r"^PRETENDED := (.*)$", makefile, re.MULTILINE)
     with_data = {core_named(key).data_of for key in MICROARCHITECTURES} - {UNKNOWN}
     named = {f"plans-{key}" for key in (*with_data, pretended_processor.UNKNOWN)}
-    assert set(listed.split()) == named
+    assert named <= set(listed.split()) <= {f"plans-{key}" for key in pretended_processor.names()}
