@@ -91,7 +91,7 @@ def test_parts_begin_at_whole_vectors_and_weigh_alike() -> None:
     parts = kernel.split.parts
     assert [part.first_row % 16 for part in parts] == [0] * 4
     assert [part.end_row for part in parts] == [*(p.first_row for p in parts[1:]), 1024]
-    weight = [part.plan.chosen.cost.steps for part in parts]
+    weight = [part.plan.chosen.cost.ns for part in parts]
     assert max(weight) < 1.3 * sum(weight) / 4
 
 

@@ -642,7 +642,7 @@ def test_an_interrupt_keeps_the_best_choice(monkeypatch: pytest.MonkeyPatch) -> 
 def test_layers_with_too_few_rows_are_named() -> None:
     """A head meets one row an image, and convolutions meet many."""
     result = sparsejit.shrink(Images().eval(), images(64), budget=0.5)
-    assert result.left_out == ("head",) and "head: too few rows" in str(result)
+    assert result.left_out == ("head",) and "head: no further zeros" in str(result)
     assert result.as_dict()["left_out"] == ["head"]
 
 
