@@ -74,6 +74,13 @@ _OF_ONE_COLUMN = LABEL_ENCODERS.keys() | {"IsotonicRegression"}
 _OWN = {TakenColumns.__name__}  # steps that no library has
 
 
+# Steps that compute other numbers, and steps that jump at edges, which a fit may put at data.
+_COMPUTING = DECOMPOSITIONS | MAPPING | {
+    *("Normalizer", "PolynomialFeatures", "PowerTransformer"),
+    *("QuantileTransformer", "SplineTransformer"),
+}
+_COMPARING = frozenset({"Binarizer", "KBinsDiscretizer", "QuantileTransformer"})
+
 # The element of X, and whether X is sparse.
 XKind: TypeAlias = tuple[Element, bool]
 
@@ -114,8 +121,9 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     text = text_of(estimator)
     counted = column_of_labels(estimator) if text is None else text.estimator
     first = chains_of(counted)[0][0]
-    for *_, last in chains_of(counted):
-        _check_kind(last, _KNOWN | _STEPS | REPLACED)
+    for chain in chains_of(counted):
+        _check_kind(chain[-1], _KNOWN | _STEPS | REPLACED)
+        _check_edges(chain, "")
     features = features_of(first.estimator if isinstance(first, Stack) else first)
     found = lifted(counted, features)
     chains = chains_of(found.estimator)
@@ -321,6 +329,30 @@ def _check_chain(chain: Sequence[Any]) -> None:
             f"the {type(before[passing[-1]].estimator).__name__} has passthrough=True, with steps "
             "before the final estimator; give a final estimator without steps"
         )
+
+
+def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
+    """Return the name of a step that computes numbers, of these or before, else "".
+
+    Raises InvalidInput for a step that compares such numbers: the last bit decides at its edges.
+    """
+    for step in steps:
+        kind = type(step).__name__
+        if kind in _COMPARING and computed_by:
+            raise InvalidInput(
+                f"the {kind} compares the results of the {computed_by} to the last bit; put it "
+                f"before the {computed_by}, or leave it out"
+            )
+        inner = getattr(step, "transformers_", getattr(step, "transformer_list", ()))
+        found = [
+            _check_edges(steps_of(each[1])[0] + [steps_of(each[1])[1]], computed_by)
+            if is_pipeline(each[1])
+            else _check_edges([each[1]], computed_by)
+            for each in inner
+        ]
+        own = kind if kind in _COMPUTING else ""
+        computed_by = computed_by or own or next(filter(None, found), "")
+    return computed_by
 
 
 def _check_kind(estimator: Any, known: frozenset[str]) -> None:
