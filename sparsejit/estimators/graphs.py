@@ -79,7 +79,8 @@ _COMPUTING = DECOMPOSITIONS | MAPPING | {
     *("Normalizer", "PolynomialFeatures", "PowerTransformer"),
     *("QuantileTransformer", "SplineTransformer"),
 }
-_COMPARING = frozenset({"Binarizer", "KBinsDiscretizer", "QuantileTransformer"})
+_COMPARING = frozenset({"BernoulliNB", "Binarizer", "KBinsDiscretizer", "QuantileTransformer"})
+_OF_ZERO = frozenset({"BernoulliNB", "Binarizer"})  # the numbers at which scalers put their ends
 
 # The element of X, and whether X is sparse.
 XKind: TypeAlias = tuple[Element, bool]
@@ -336,9 +337,11 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
 
     Raises InvalidInput for a step that compares such numbers: the last bit decides at its edges.
     """
+    scaled_by = ""
     for step in steps:
         kind = type(step).__name__
-        if kind in _COMPARING and computed_by:
+        computed_by = computed_by or (scaled_by if kind in _OF_ZERO else "")
+        if kind in _COMPARING and computed_by and getattr(step, "binarize", 0.0) is not None:
             raise InvalidInput(
                 f"the {kind} compares the results of the {computed_by} to the last bit; put it "
                 f"before the {computed_by}, or leave it out"
@@ -350,6 +353,8 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
             else _check_edges([each[1]], computed_by)
             for each in inner
         ]
+        has_scalers = any(type(each).__name__ in _SCALERS for each in each_step([step]))
+        scaled_by = scaled_by or (kind if has_scalers else "")
         own = kind if kind in _COMPUTING else ""
         computed_by = computed_by or own or next(filter(None, found), "")
     return computed_by
