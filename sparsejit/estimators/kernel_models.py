@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.coupling import coupled, pair_probabilities
+from sparsejit.estimators.coupling import coupled_pairs, pair_probabilities
 from sparsejit.estimators.double_values import (
     KernelFunction,
     check_digits,
@@ -146,7 +146,8 @@ def _probabilities(estimator: Any, scores: Write, classes: int) -> dict[str, Wri
     slopes, shifts = (np.asarray(x, np.float64) for x in (estimator._probA, estimator._probB))
 
     def shares(writer: EstimatorWriter) -> Value:
-        return coupled(writer, pair_probabilities(writer, scores(writer), slopes, shifts), classes)
+        pairs = pair_probabilities(writer, scores(writer), slopes, shifts)
+        return coupled_pairs(writer, pairs, classes)
 
     def logarithms(writer: EstimatorWriter) -> Value:
         found = shares(writer)

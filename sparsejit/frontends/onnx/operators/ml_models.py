@@ -18,7 +18,7 @@ from sparsejit.frontends.onnx.operators.ml_scores import (
 )
 from sparsejit.frontends.onnx.words import ML_DOMAIN, Texts
 from sparsejit.frontends.writing import arranging, pointwise, products
-from sparsejit.frontends.writing.coupling import coupled
+from sparsejit.frontends.writing.coupling import both_ways, coupled
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.values import Array, Value
 
@@ -160,7 +160,8 @@ def svm_classifier(write: Writer, call: Call) -> _Labelled:
     label = labels.of_largest(write, _votes(write, scores, classes))
     if call.attribute("prob_a"):
         shares = _shares(write, scores, _floats(call, "prob_a"), _floats(call, "prob_b"))
-        return label, transformed(write, coupled(write, shares, classes), kind)
+        flat = _scores(write, shares, *(each.astype(np.float32) for each in both_ways(classes)))
+        return label, transformed(write, coupled(write, flat, classes), kind)
     if classes > 2:
         return label, transformed(write, scores, kind)
     return label, of_two(write, scores, kind, is_share=kind != "NONE")
