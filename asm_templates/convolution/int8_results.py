@@ -286,8 +286,8 @@ class NarrowByteResults:
         """Append code that turns four registers of int32 sums into bytes at y.
 
         The operands are as in `ByteResults.finish`. `order`: `narrow_order`, if registers hold
-        consecutive positions. `mask`: 255 for each byte of y that is a
-        position; the others become the zero point.
+        consecutive positions. `mask`: 255 for each byte of y that is a position; the others become
+        the zero point.
         """
         asm, epilogue, low = self.asm, self.epilogue, sums[0]
         scale, bias, *_ = self.SPARE

@@ -48,7 +48,7 @@ def parts_of(transformer: Any, features: int) -> list[ColumnPart]:
     for _, step, columns in transformer.transformers_:
         numbers = _numbers(columns, features, getattr(transformer, "feature_names_in_", None))
         if not isinstance(step, str) or step != "drop":
-            parts.append(ColumnPart(numbers, _steps(step)))
+            parts.append(ColumnPart(numbers, inner_steps(step)))
     return [part for part in parts if len(part.columns)]
 
 
@@ -60,7 +60,7 @@ def each_step(steps: Sequence[Any]) -> list[Any]:
         if type(step).__name__ == "ColumnTransformer":
             for _, inner, _ in step.transformers_:
                 if not isinstance(inner, str):
-                    found.extend(each_step(_steps(inner)))
+                    found.extend(each_step(inner_steps(inner)))
     return found
 
 
@@ -147,7 +147,7 @@ def filling_of(imputer: Any) -> Filling:
     return Filling(kept, values.astype(np.float64), marked)
 
 
-def _steps(step: Any) -> tuple[Any, ...]:
+def inner_steps(step: Any) -> tuple[Any, ...]:
     """The steps of an inner pipeline, without steps that pass columns through."""
     if isinstance(step, str) and step == "passthrough":
         return ()
@@ -155,7 +155,7 @@ def _steps(step: Any) -> tuple[Any, ...]:
     if kind == "FunctionTransformer" and step.func is None:
         return ()
     if kind == "Pipeline":
-        return tuple(inner for _, one in step.steps for inner in _steps(one))
+        return tuple(inner for _, one in step.steps for inner in inner_steps(one))
     return (step,)
 
 

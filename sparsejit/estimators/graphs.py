@@ -16,7 +16,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.catboost_models import read_catboost
-from sparsejit.estimators.column_steps import COLUMN_STEPS, SELECTORS, each_step
+from sparsejit.estimators.column_steps import COLUMN_STEPS, SELECTORS, each_step, inner_steps
 from sparsejit.estimators.ensembles import MethodsOf
 from sparsejit.estimators.forest_bags import read_bag
 from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
@@ -347,12 +347,7 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
                 f"before the {computed_by}, or leave it out"
             )
         inner = getattr(step, "transformers_", getattr(step, "transformer_list", ()))
-        found = [
-            _check_edges(steps_of(each[1])[0] + [steps_of(each[1])[1]], computed_by)
-            if is_pipeline(each[1])
-            else _check_edges([each[1]], computed_by)
-            for each in inner
-        ]
+        found = [_check_edges(inner_steps(each[1]), computed_by) for each in inner]
         has_scalers = any(type(each).__name__ in _SCALERS for each in each_step([step]))
         scaled_by = scaled_by or (kind if has_scalers else "")
         own = kind if kind in _COMPUTING else ""
