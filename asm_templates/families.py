@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparsejit.asm_templates.broadcast import dense, fours, immediate, loop, mixed, straight, strips
-from sparsejit.asm_templates.dense_product import dot
+from sparsejit.asm_templates.dense_product import dot, int8_dense
 from sparsejit.asm_templates.gather import (
     int8_pairs,
     int8_permute,
@@ -239,6 +239,14 @@ FAMILIES = (
         {"int8-staged": StepKind({("avx512", _INT8): 5}, weights_a_lane=4)},
         _VNNI,
         most_inputs=int8_staged.MOST_INPUTS,
+    ),
+    Family(
+        "int8-dense",
+        Stages(int8_dense.expect, int8_dense.lower, int8_dense.emit),
+        *(_AVX512, (_INT8,), "outer products in registers: Goto and van de Geijn 2008"),
+        {"int8-dense": StepKind({("avx512", _INT8): 0.1}, weights_a_lane=4)},
+        frozenset({"avx512_vnni"}),
+        most_inputs=int8_dense.MOST_INPUTS,
     ),
     Family(
         "int8-pairs",

@@ -2,6 +2,7 @@
 
     emit_scale, emit_integers   x to integers
     emit_output                 int32 sums to outputs
+    start_sums, finish_block_rows   sums of sixteen outputs each, in several chains
     quantised_rows              weights as signed bytes; their int32 sums cannot overflow
     output_scales               the factors of sums
 
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.int8_inputs import (
     begin_largest,
     emit_scale_of,
@@ -33,7 +35,7 @@ from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, MatVec
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, rdi
+from sparsejit.x86.operands import Literal, Memory, Register, rdi, rsi, zmm
 
 # Swaps of a vector's halves, then of quarters, down to single lanes: mnemonic, sources, order.
 _SWAPS = {
@@ -42,6 +44,8 @@ _SWAPS = {
     ),
     "avx2": (("vpermq", 1, 0x4E), ("vpshufd", 1, 0x4E), ("vpshufd", 1, 0xB1)),
 }  # fmt: skip
+LANES = 16  # outputs of a block row, or of a vector of sums
+OFFSET = 128  # added to x to make it unsigned
 SCALE_SCRATCH = 6  # registers that `emit_scale` clobbers
 
 
@@ -109,6 +113,61 @@ def emit_output(
     else:
         asm.emit("vmovups", scratch, next(operands))
     asm.emit("vfmadd213ps", register, scale if dynamic else scratch, next(operands))
+
+
+def start_sums(
+    asm: Assembler, block_rows: npt.NDArray[np.int8], chains: int, first_sum: int
+) -> None:
+    """Start the sums of block rows (rows, 16, inputs) so that they cancel the offset of x.
+
+    Each block row has `chains` sums, in registers `first_sum` and later, chain after chain; all but
+    the first chain start at 0.
+    """
+    starts = -OFFSET * block_rows.sum(axis=2, dtype=np.int64)
+    for position, start in enumerate(starts):
+        place = Literal(asm.literal(start.astype(np.int32)))
+        asm.emit("vmovups", zmm(first_sum + position), place)
+    for position in range(len(starts), chains * len(starts)):
+        rows.zero(asm, zmm(first_sum + position))
+
+
+def finish_block_rows(
+    asm: Assembler,
+    spec: MatVec,
+    scales: npt.NDArray[np.float32],
+    block_rows: npt.NDArray[np.integer],
+    chains: int,
+    first_sum: int,
+    scale: Register,
+    scratch: list[Register],
+) -> None:
+    """Add up the sums of `start_sums`, turn these into outputs, and store them at rsi.
+
+    `scales`: the factors of all outputs, padded to whole block rows; `scale` as from `emit_scale`.
+    """
+    count = len(block_rows)
+    sums = [zmm(first_sum + position) for position in range(count)]
+    for position in range(count, chains * count):
+        total = sums[position % count]
+        asm.emit("vpaddd", total, total, zmm(first_sum + position))
+    for register, block_row in zip(sums, block_rows.tolist(), strict=True):
+        emit_output(asm, spec, register, _factors(asm, spec, scales, block_row), scale, scratch[0])
+    apply_activation(asm, spec.activation, sums, scratch)
+    for register, block_row in zip(sums, block_rows.tolist(), strict=True):
+        rows.store(asm, register, rsi, LANES * block_row, spec.out_features, scratch[0])
+
+
+def _factors(
+    asm: Assembler, spec: MatVec, scales: npt.NDArray[np.float32], block_row: int
+) -> Iterator[Literal]:
+    """Yield the scales of a block row, then its biases if there are any."""
+    first = LANES * block_row
+    yield Literal(asm.literal(scales[first : first + LANES]))
+    if spec.bias is not None:
+        own = np.zeros(LANES, np.float32)
+        part = spec.bias[first : first + LANES]
+        own[: len(part)] = part
+        yield Literal(asm.literal(own))
 
 
 def _load_bits(

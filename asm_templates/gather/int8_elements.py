@@ -10,6 +10,8 @@ import itertools
 import numpy as np
 
 from sparsejit.asm_templates.gather.int8_boundary import (
+    LANES,
+    OFFSET,
     SCALE_SCRATCH,
     emit_integers,
     emit_output,
@@ -18,8 +20,6 @@ from sparsejit.asm_templates.gather.int8_boundary import (
 from sparsejit.asm_templates.gather.int8_layout import (
     ACCUMULATORS,
     FIRST_FREE,
-    LANES,
-    OFFSET,
     REGISTER_INPUTS,
     REGISTERS,
     Int8Layout,

@@ -20,7 +20,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.gather.int8_boundary import output_scales, quantised_rows
+from sparsejit.asm_templates.gather.int8_boundary import (
+    LANES,
+    OFFSET,
+    output_scales,
+    quantised_rows,
+)
 from sparsejit.asm_templates.gather.pieces import (
     GatherLayout,
     HeldPanel,
@@ -52,7 +57,6 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.whole_numbers import ceil_div, round_up
 
-LANES = 16
 ACCUMULATORS = 8
 MOST_STAGES = 3  # of exchanges among the sums of a run: 2**3 vectors
 RUN_ROWS = ACCUMULATORS * LANES
@@ -68,7 +72,6 @@ _OF_BOUND = {1: 0.94, 2: 1.02}
 # Steps between two additions to one accumulator, which `accumulators_of` rounds up: a vpdpbusd
 # takes four cycles.
 _APART = 3
-OFFSET = 128  # added to x to make it unsigned
 
 _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.integer]

@@ -34,23 +34,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.int8_boundary import (
-    SCALE_SCRATCH,
-    emit_integers,
-    emit_output,
-    emit_scale,
-    output_scales,
-    quantised_rows,
-)
-from sparsejit.asm_templates.gather.int8_layout import (
     LANES,
     OFFSET,
-    REGISTER_INPUTS,
-    byte_of_input,
+    SCALE_SCRATCH,
+    emit_integers,
+    emit_scale,
+    finish_block_rows,
+    output_scales,
+    quantised_rows,
+    start_sums,
 )
+from sparsejit.asm_templates.gather.int8_layout import REGISTER_INPUTS, byte_of_input
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS
-from sparsejit.asm_templates.shared import rows
-from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.int8_inputs import pack_to_bytes
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
@@ -70,7 +66,6 @@ from sparsejit.x86.operands import (
     r10,
     rcx,
     rdx,
-    rsi,
     rsp,
     zmm,
 )
@@ -261,7 +256,9 @@ def emit(asm: Assembler, lowered: Staged) -> None:
     for group in lowered.groups:
         _stage(asm, list(group.rounds()))
         _sum(asm, group, lowered.weights)
-        _finish(asm, lowered, group)
+        finish_block_rows(
+            asm, spec, lowered.scales, group.block_rows, group.chains, _FIRST_SUM, _SCALE, _FREE
+        )
     asm.emit("add", rsp, room)
 
 
@@ -316,13 +313,7 @@ def _stage(asm: Assembler, rounds: list[PickRound]) -> None:
 
 def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> None:
     """Compute the sums of all slots, from start values that cancel the offset of x."""
-    starts = -OFFSET * weights[group.block_rows].sum(axis=2, dtype=np.int64)
-    for slot in range(group.slots):
-        register = zmm(_FIRST_SUM + slot)
-        if slot < len(starts):
-            asm.emit("vmovups", register, Literal(asm.literal(starts[slot].astype(np.int32))))
-        else:
-            rows.zero(asm, register)
+    start_sums(asm, weights[group.block_rows], group.chains, _FIRST_SUM)
     if not len(group.columns):
         return
     slots = np.arange(group.slots)
@@ -337,27 +328,3 @@ def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> N
         )
         asm.emit("add", _AT, CACHE_LINE_BYTES)
         asm.emit("add", _WEIGHTS, CACHE_LINE_BYTES * group.slots)
-
-
-def _finish(asm: Assembler, lowered: Staged, group: StagedGroup) -> None:
-    """Add up the chains of each block row, turn the sums into outputs, and store them."""
-    spec, count = lowered.spec, len(group.block_rows)
-    sums = [zmm(_FIRST_SUM + slot) for slot in range(count)]
-    for slot in range(count, group.slots):
-        asm.emit("vpaddd", sums[slot % count], sums[slot % count], zmm(_FIRST_SUM + slot))
-    for register, block_row in zip(sums, group.block_rows.tolist(), strict=True):
-        emit_output(asm, spec, register, _factors(asm, lowered, block_row), _SCALE, _PICKED)
-    apply_activation(asm, spec.activation, sums, _FREE)
-    for register, block_row in zip(sums, group.block_rows.tolist(), strict=True):
-        rows.store(asm, register, rsi, LANES * block_row, spec.out_features, _PICKED)
-
-
-def _factors(asm: Assembler, lowered: Staged, block_row: int) -> Iterator[Literal]:
-    """Yield the scales of a block row, then its biases if there are any."""
-    first, bias = LANES * block_row, lowered.spec.bias
-    yield Literal(asm.literal(lowered.scales[first : first + LANES]))
-    if bias is not None:
-        own = np.zeros(LANES, np.float32)
-        part = bias[first : first + LANES]
-        own[: len(part)] = part
-        yield Literal(asm.literal(own))

@@ -12,7 +12,8 @@ from matvec_checks import block_weights, check, compile_kernel, target_of, templ
 
 from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.asm_templates.families import Template
-from sparsejit.asm_templates.gather.int8_layout import ACCUMULATORS, LANES, RUN_ROWS
+from sparsejit.asm_templates.gather.int8_boundary import LANES
+from sparsejit.asm_templates.gather.int8_layout import ACCUMULATORS, RUN_ROWS
 from sparsejit.asm_templates.gather.int8_permute import (
     MOST_FOLD,
     fold_of,
@@ -33,7 +34,7 @@ from sparsejit.voice.weights import PRUNED
 
 FloatArray = npt.NDArray[np.float32]
 
-FAMILIES = ("int8-permute", "int8-single", "int8-staged", "int8-pairs")
+FAMILIES = ("int8-permute", "int8-single", "int8-staged", "int8-dense", "int8-pairs")
 every_template = pytest.mark.parametrize(
     "row", [row for family in FAMILIES for row in templates_of(family)]
 )
