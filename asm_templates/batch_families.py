@@ -108,6 +108,15 @@ _PAIRS = Template(
     frozenset({"avx512_bf16"}),
     changes_weights_by=2.0**-9,
 )
+_DENSE_BYTES = Template(
+    "int8-dense-avx512",
+    "int8-dense",
+    "avx512",
+    Stages(layer.expect_quads, layer.lower_quads, layer.emit),
+    "dense; four products of bytes at a time, without an index",
+    DType.INT8,
+    frozenset({"avx512_vnni"}),
+)
 _TILES = Template(
     "int8-tiles-avx512",
     "int8-tiles",
@@ -152,5 +161,6 @@ MATMUL_TEMPLATES: tuple[Template, ...] = (
     _CSR_PAIRS,
     _QUADS,
     _PAIRS,
+    _DENSE_BYTES,
     _TILES,
 )

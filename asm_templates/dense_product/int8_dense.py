@@ -20,18 +20,14 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.int8_boundary import (
     LANES,
-    OFFSET,
-    SCALE_SCRATCH,
-    emit_integers,
-    emit_scale,
     finish_block_rows,
     output_scales,
     quantised_rows,
     start_sums,
+    store_unsigned,
 )
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS
-from sparsejit.asm_templates.shared.int8_inputs import clip_negative
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -111,24 +107,13 @@ def emit(asm: Assembler, lowered: DenseBytes) -> None:
     room = round_up(spec.in_features, LANES)
     asm.count(steps=lowered.quads * len(lowered.weights))
     reserve(asm, room)
-    _store_inputs(asm, spec)
+    store_unsigned(asm, spec, rsp, _RECIPROCAL, _SCALE, _FREE)
     groups = groups_of(len(lowered.weights))
     weights = [lowered.group(rows).reshape(-1) for rows in groups]
     asm.emit("lea", _WEIGHTS, Literal(asm.literal(np.concatenate(weights))))
     for rows in groups:
         _sum(asm, lowered, rows)
     asm.emit("add", rsp, room)
-
-
-def _store_inputs(asm: Assembler, spec: MatVec) -> None:
-    """Write x as unsigned bytes to the stack; numbers past its end are 0."""
-    emit_scale(asm, spec, _RECIPROCAL, _SCALE, _FREE[:SCALE_SCRATCH])
-    offset, part = asm.constant(OFFSET), zmm(0)
-    for first in range(0, spec.in_features, LANES):
-        emit_integers(asm, spec, part, first, _RECIPROCAL)
-        clip_negative(asm, spec, part)
-        asm.emit("vpaddd", part, part, offset)
-        asm.emit("vpmovdb", Memory(rsp, first), part)
 
 
 def _sum(asm: Assembler, lowered: DenseBytes, rows: range) -> None:

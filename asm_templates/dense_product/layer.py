@@ -3,16 +3,18 @@
     batch-major      y (batch, out) = x W^T     W^T packed in strips of columns, a lane an output
     feature-major    y (out, batch) = W x       W packed in tiles of rows, a lane a column of x
 
-In pairs, weights and x are bfloat16 and multiplied two at a time, summed in float32.
+In pairs, weights and x are bfloat16 and multiplied two at a time, summed in float32. In quads
+they are int8 and multiplied four at a time, summed in int32.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
-from sparsejit.asm_templates.dense_product.pairs import fits_stack, pair_pitch, paired
+from sparsejit.asm_templates.dense_product import pairs, quads
 from sparsejit.asm_templates.dense_product.tiled_product import ADDED, emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import (
+    FloatArray,
     Packed,
     Tiling,
     pack_columns,
@@ -26,6 +28,8 @@ from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rdx
+
+_QUAD = 4  # elements
 
 
 @dataclass(frozen=True)
@@ -53,34 +57,50 @@ class DenseLayer:
     counts: DenseCounts
 
 
-def can_pair(spec: MatMul, target: Target) -> bool:
-    """Whether the batch has room on the stack in pairs; strips of columns always have."""
-    return spec.layout is Layout.FEATURE_MAJOR or fits_stack(_planned(spec, target, True)[0])
+def has_room(spec: MatMul, target: Target, together: int) -> bool:
+    """Whether the batch has room on the stack in pairs or quads; strips of columns always have."""
+    if spec.layout is Layout.FEATURE_MAJOR:
+        return True
+    if together == _QUAD:
+        return quads.fits_stack(spec.batch, spec.in_features)
+    return pairs.fits_stack(_planned(spec, target, together)[0])
 
 
 def expect(
-    spec: MatMul, matrix: SparseMatrix, target: Target, pairs: bool = False
+    spec: MatMul, matrix: SparseMatrix, target: Target, together: int = 1
 ) -> DenseCounts:
     """Expected counts: all weights, zeros included."""
-    return _counts(spec, target, *_planned(spec, target, pairs))
+    return _counts(spec, target, *_planned(spec, target, together))
 
 
 def lower(
-    spec: MatMul, matrix: SparseMatrix, target: Target, pairs: bool = False
+    spec: MatMul, matrix: SparseMatrix, target: Target, together: int = 1
 ) -> DenseLayer:
     """Lower to a product, with weights packed for its tiling."""
-    product, tiles = _planned(spec, target, pairs)
-    weights = paired(matrix.dense) if pairs else rounded(matrix.dense, spec.dtype)
+    product, tiles = _planned(spec, target, together)
+    weights, first, ends = _stored(spec, matrix, together)
     rows = columns = None
     if spec.layout is Layout.FEATURE_MAJOR:
-        rows = pack_rows(weights, spec.bias, tiles)
+        rows = pack_rows(weights, first, tiles, ends)
     else:
-        columns = pack_columns(weights.T, spec.bias, tiles, target)
+        columns = pack_columns(weights.T, first, tiles, target, ends)
     counts = _counts(spec, target, product, tiles)
     return DenseLayer(product, tiles, rows, columns, counts)
 
 
-expect_pairs, lower_pairs = partial(expect, pairs=True), partial(lower, pairs=True)
+def _stored(
+    spec: MatMul, matrix: SparseMatrix, together: int
+) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+    """Return weights (out, steps), the start of sums (out,), and the ends of sums (ends, out)."""
+    if together == _QUAD:
+        return quads.quads(spec.each, matrix)
+    if together == 2:
+        return pairs.paired(matrix.dense), spec.bias, None
+    return rounded(matrix.dense, spec.dtype), spec.bias, None
+
+
+expect_pairs, lower_pairs = partial(expect, together=2), partial(lower, together=2)
+expect_quads, lower_quads = partial(expect, together=_QUAD), partial(lower, together=_QUAD)
 
 
 def emit(asm: Assembler, lowered: DenseLayer) -> None:
@@ -88,16 +108,17 @@ def emit(asm: Assembler, lowered: DenseLayer) -> None:
     if lowered.product.added_pitch is not None:
         asm.emit("mov", ADDED, rdx)
     asm.emit("mov", rdx, rdi)  # x is B where weights are A
-    emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles)
+    each = lowered.counts.spec.each if lowered.product.quads else None
+    emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles, each)
 
 
-def _planned(spec: MatMul, target: Target, pairs: bool) -> tuple[DenseProduct, Tiling]:
+def _planned(spec: MatMul, target: Target, together: int) -> tuple[DenseProduct, Tiling]:
     """Return the product, with columns padded to whole vectors if there is room, and its tiling."""
     sizes = spec.batch, spec.out_features, spec.in_features
     if spec.layout is Layout.BATCH_MAJOR:
-        return _batch_major(*sizes, spec.y_features, spec.each.activation, target.alone, pairs)
+        return _batch_major(*sizes, spec.y_features, spec.each.activation, target.alone, together)
     columns = whole_vectors(spec, target), spec.pitch, spec.added_pitch
-    return _feature_major(*sizes[1:], *columns, spec.each.activation, target.alone, pairs)
+    return _feature_major(*sizes[1:], *columns, spec.each.activation, target.alone, together)
 
 
 @lru_cache(maxsize=256)  # layers are alike
@@ -108,10 +129,12 @@ def _batch_major(
     y_features: int,
     activation: Activation,
     target: Target,
-    pairs: bool,
+    together: int,
 ) -> tuple[DenseProduct, Tiling]:
     pitches = 4 * depth, 4 * outputs, 4 * y_features
-    product = DenseProduct(batch, outputs, depth, *pitches, activation=activation, pairs=pairs)
+    product = DenseProduct(
+        *(batch, outputs, depth), *pitches, activation=activation, together=together
+    )
     return product, tiling(product, target)
 
 
@@ -124,13 +147,13 @@ def _feature_major(
     added_pitch: int | None,
     activation: Activation,
     target: Target,
-    pairs: bool,
+    together: int,
 ) -> tuple[DenseProduct, Tiling]:
     pitches = 4 * depth, 4 * pitch, 4 * pitch
     added = None if added_pitch is None else 4 * added_pitch
     sizes = outputs, columns, depth
     product = DenseProduct(
-        *sizes, *pitches, activation=activation, added_pitch=added, pairs=pairs
+        *sizes, *pitches, activation=activation, added_pitch=added, together=together
     )
     return product, tiling(product, target, packed_a=True)
 
@@ -145,6 +168,15 @@ def _counts(
     if product.pairs:
         lines = vectors * product.steps
         if spec.layout is Layout.BATCH_MAJOR:
-            lines = product.rows * pair_pitch(product.depth) // target.vector_bytes
+            lines = product.rows * pairs.pair_pitch(product.depth) // target.vector_bytes
         cycles += target.core.layouts.paired * lines
+    if product.quads:
+        each = target.core.layouts.quantised_row, target.core.layouts.quantised_vector
+        per_row, per_vector = each
+        if spec.layout is Layout.BATCH_MAJOR:
+            cycles += product.rows * per_row
+            lines = product.rows * ceil_div(product.depth, target.lanes)
+        else:
+            lines = vectors * product.depth
+        cycles += per_vector * lines
     return DenseCounts(target, spec, products, cycles, 4 * stored * product.steps)

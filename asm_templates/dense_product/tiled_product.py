@@ -13,10 +13,11 @@ strip is first transposed to the stack (`few_rows` has the exception). A is read
 transposed or not. docs/kernels/dense.md explains its bounds.
 
 Pairs of bfloat16 along the depth take the place of elements, and `vdpbf16ps` the place of the FMA:
-each strip of B, or the whole of A, is first rounded to the stack (`pairs`).
+each strip of B, or the whole of A, is first rounded to the stack (`pairs`). Quads of bytes do so
+with `vpdpbusd`, where A or B is a layer's weights (`quads`).
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 
@@ -27,6 +28,13 @@ from sparsejit.asm_templates.dense_product.pairs import (
     emit_paired_strip,
     pair_pitch,
 )
+from sparsejit.asm_templates.dense_product.quads import (
+    StripColumns,
+    emit_quantised_rows,
+    emit_quantised_strip,
+    quad_pitch,
+    scale_offset,
+)
 from sparsejit.asm_templates.dense_product.tiling import (
     UNROLL,
     Packed,
@@ -35,6 +43,7 @@ from sparsejit.asm_templates.dense_product.tiling import (
     chains,
     tiling,
 )
+from sparsejit.asm_templates.gather.int8_boundary import emit_output
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import repeat
@@ -48,7 +57,7 @@ from sparsejit.asm_templates.shared.masks import (
 )
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import vector, zero
-from sparsejit.ir.spec import DenseProduct
+from sparsejit.ir.spec import DenseProduct, MatVec
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
@@ -82,6 +91,7 @@ _FRAME, _AHEAD = r13, r14
 ADDED = rax
 _STRIP_ADDED, _TILE_ADDED = r13, r14
 _SAVED = (rbx, rbp, r12, r13, r14)
+_LANES = 16  # of int32
 # A strip from beyond L2 is fetched ahead if at least 3 tiles work on the strip before it.
 _TILES_TO_FETCH_IN = 3
 # Packed rows of A are prefetched a page ahead, which no hardware prefetcher does.
@@ -94,18 +104,20 @@ def emit_dense_product(
     a: Packed | None = None,
     b: Packed | None = None,
     tiles: Tiling | None = None,
+    each: MatVec | None = None,
 ) -> None:
     """Append C = activation(scale * A B), or of constants with their bias; see `spec.DenseProduct`.
 
     rdi: A, rdx: B, rsi: C, where C overlaps neither; all three are kept. `a` or `b` is that operand
     as a constant, packed for `tiles`, with scale and bias inside; its register is used only if
-    `in_register`. `ADDED`: the matrix that is added, if there is one; it may be C.
+    `in_register`. `ADDED`: the matrix that is added, if there is one; it may be C. `each`: the
+    layer of one row of A in quads.
     Clobbers rax, rcx, r8-r11, the vector registers and k5-k7, and uses the stack below rsp.
     """
-    if has_few_rows(spec, asm.target) and not spec.pairs:
+    if has_few_rows(spec, asm.target) and spec.together == 1:
         emit_few_rows(asm, spec)
     else:
-        _ProductCode(asm, spec, a, b, tiles or tiling(spec, asm.target)).emit()
+        _ProductCode(asm, spec, a, b, tiles or tiling(spec, asm.target), each).emit()
 
 
 class _ProductCode:
@@ -118,8 +130,9 @@ class _ProductCode:
         a: Packed | None,
         b: Packed | None,
         tiles: Tiling,
+        each: MatVec | None,
     ) -> None:
-        self.asm, self.spec, self.tiles = asm, spec, tiles
+        self.asm, self.spec, self.tiles, self.each = asm, spec, tiles, each
         self.packed_a, self.packed_b = a, b
         self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
         self.a_literal, self.b_literal = (
@@ -127,10 +140,11 @@ class _ProductCode:
             for each in (a, b)
         )
         # The operands that are copied to the stack first.
-        self.copies_a = spec.pairs and a is None
-        self.copies_b = (spec.pairs or spec.transposed) and b is None
+        self.copies_a = spec.together > 1 and a is None
+        self.copies_b = (spec.together > 1 or spec.transposed) and b is None
         # Strides of A, in bytes: from row to row, and along the depth.
-        pitch = pair_pitch(spec.depth) if self.copies_a else spec.a_pitch
+        copied_pitch = quad_pitch if spec.quads else pair_pitch
+        pitch = copied_pitch(spec.depth) if self.copies_a else spec.a_pitch
         self.a_row, self.a_step = (pitch, 4)[:: -1 if spec.a_transposed else 1]
         beyond_l2 = b is not None and b.stream.nbytes > asm.target.l2_bytes
         self.tiles_a_strip = sum(each.count for each in tiles.row_tiles)
@@ -141,7 +155,9 @@ class _ProductCode:
         push(asm, _SAVED)
         if self.copies_a or self.copies_b:
             self._make_room()
-        if self.copies_a:
+        if self.each is not None and self.copies_a:
+            emit_quantised_rows(asm, self.spec, self.each, rsp)
+        elif self.copies_a:
             emit_paired_rows(asm, self.spec, rdi, rsp)
         if self.b_literal is None:
             asm.emit("mov", _STRIP_B, rdx)
@@ -162,7 +178,8 @@ class _ProductCode:
     def _make_room(self) -> None:
         """Make room on the stack for a copied strip of B, or for the pairs of A."""
         self.asm.emit("mov", _FRAME, rsp)
-        strip = self.spec.steps * self.tiles.vectors * self.vector_bytes
+        scales = int(self.spec.quads)
+        strip = (self.spec.steps + scales) * self.tiles.vectors * self.vector_bytes
         make_room(self.asm, self.spec.rows * self.a_row if self.copies_a else strip)
 
     def _strip(self, vectors: int, lanes_of_last: int) -> None:
@@ -175,7 +192,11 @@ class _ProductCode:
             self._transpose(vectors, lanes_of_last)
         elif self.copies_b:
             strip = MatrixPlace(_STRIP_B, spec.b_pitch)
-            emit_paired_strip(asm, spec, strip, vectors, lanes_of_last)
+            if self.each is not None:
+                columns = StripColumns(vectors, lanes_of_last)
+                emit_quantised_strip(asm, spec, self.each, strip, columns)
+            else:
+                emit_paired_strip(asm, spec, strip, vectors, lanes_of_last)
         if lanes_of_last and asm.target.isa == "avx512":
             set_tail_mask(asm, lanes_of_last)
         if self.a_literal is None:
@@ -197,7 +218,8 @@ class _ProductCode:
     def _strip_bytes(self, vectors: int) -> int:
         """Bytes from one strip of B to the next."""
         if self.packed_b is not None:
-            return (self.spec.steps + self.packed_b.biased) * vectors * self.vector_bytes
+            around = self.packed_b.biased + self.packed_b.ends
+            return (self.spec.steps + around) * vectors * self.vector_bytes
         if self.spec.transposed:
             return vectors * self.lanes * self.spec.b_pitch
         return vectors * self.vector_bytes
@@ -243,6 +265,9 @@ class _ProductTile:
         is_one = product.packed_a is not None and product.packed_a.in_register
         self.chains = 1 if is_one else chains(self.sums, self.spec.steps)
         self.multiply = "vdpbf16ps" if self.spec.pairs else "vfmadd231ps"
+        if self.spec.quads:
+            self.multiply = "vpdpbusd"
+        self.bytes_of_a = self.spec.quads and product.copies_a
         self.wide = self.asm.target.isa == "avx512"
         self.vector_bytes = product.vector_bytes
         # Elements of A and vectors of B come behind the bias, if there is one.
@@ -265,6 +290,8 @@ class _ProductTile:
         if self.product.packed_a is not None and self.a_start:
             asm.emit("add", _A, self.a_start)
         self._finish()
+        if self.product.packed_a is not None and self.product.packed_a.ends:
+            asm.emit("add", _A, 4 * self.height * self.product.packed_a.ends)
 
     @property
     def _key(self) -> Hashable:
@@ -317,7 +344,8 @@ class _ProductTile:
         element, right = vector(asm, self.vectors), vector(asm, number)
         b_place = Memory(_B, self.b_start + step * self.b_pitch + number * self.vector_bytes)
         a_place = self._element(step, row)
-        comes_with = self.vectors == 1 < self.height and self.wide  # only one product reads it
+        # Only one product reads it. vpdpbusd takes unsigned bytes of A from a register alone.
+        comes_with = self.vectors == 1 < self.height and self.wide and not self.bytes_of_a
         lines = [] if comes_with else [line("vbroadcastss", element, a_place, when=number == 0)]
         if self.product.packed_a is not None:
             index = step * self.height + row
@@ -325,11 +353,16 @@ class _ProductTile:
             begins_line = (number == 0) & (index % (CACHE_LINE_BYTES // 4) == 0)
             lines.insert(0, line("prefetcht0", ahead, when=begins_line))
         if self.height == 1 and not self.masks_b:
-            lines.append(line(self.multiply, total, element, b_place))
+            if self.spec.quads and not self.bytes_of_a:
+                lines.append(line("vmovups", right, b_place))
+                lines.append(line(self.multiply, total, right, element))
+            else:
+                lines.append(line(self.multiply, total, element, b_place))
         else:
             lines += self._loads(right, b_place, row == 0, number == self.vectors - 1)
             from_a = a_place._replace(broadcast=16) if comes_with else element
-            lines.append(line(self.multiply, total, right, from_a))
+            factors = (from_a, right) if self.bytes_of_a else (right, from_a)
+            lines.append(line(self.multiply, total, *factors))
         fetches, fetched_bytes = self._fetches(count)
         asm.stamp(len(steps), lines + fetches)
         if fetched_bytes:
@@ -371,12 +404,14 @@ class _ProductTile:
         for chain in range(1, self.chains):
             for number, total in enumerate(sums):
                 other = self._sum(*divmod(number, self.vectors), chain)
-                asm.emit("vaddps", total, total, other)
+                asm.emit("vpaddd" if spec.quads else "vaddps", total, total, other)
         free = [vector(asm, n) for n in range(asm.target.vector_registers - self.sums)]
         if spec.scale != 1.0 and self.product.packed_a is self.product.packed_b is None:
             load_constant(asm, free[0], spec.scale)
             for total in sums:
                 asm.emit("vmulps", total, total, free[0])
+        if self.product.each is not None:
+            self._from_integers(self.product.each, sums, free[0])
         mask = free[0] if self.lanes_of_last and not self.wide else None
         if spec.added_pitch is not None:
             self._add(sums, spec.added_pitch, mask, free[1])
@@ -389,6 +424,28 @@ class _ProductTile:
                 store_masked(asm, place, TAIL_MASK if mask is None else mask, total)
             else:
                 asm.emit("vmovups", place, total)
+
+    def _from_integers(self, each: MatVec, sums: list[Register], scale: Register) -> None:
+        """Turn int32 sums into outputs by the ends of weights and the scales of x."""
+        asm, by_row = self.asm, self.product.copies_a
+        for number, total in enumerate(sums):
+            row, column = divmod(number, self.vectors)
+            if each.x_steps is None and by_row and column == 0:
+                own = row * self.product.a_row + scale_offset(self.spec.depth)
+                asm.emit("vbroadcastss", scale, Memory(_TILE_A, own))
+            elif each.x_steps is None and not by_row:
+                behind = self.spec.steps * self.vectors + column
+                asm.emit("vmovups", scale, Memory(rsp, self.vector_bytes * behind))
+            emit_output(asm, each, total, self._ends(row, column), scale, scale)
+
+    def _ends(self, row: int, column: int) -> Iterator[Memory]:
+        """Yield the operands behind the weights that turn a sum into an output."""
+        for end in (0, 1):
+            if self.product.packed_a is not None:
+                yield Memory(_A, 4 * (end * self.height + row), broadcast=_LANES)
+            else:
+                place = self.b_start + self.vector_bytes * (end * self.vectors + column)
+                yield Memory(_B, place)
 
     def _place(self, base: Register, pitch: int, number: int) -> Memory:
         """Return the memory operand of the tile's `number`-th vector in a matrix.

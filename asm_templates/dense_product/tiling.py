@@ -67,7 +67,7 @@ def _tiling(spec: DenseProduct, target: Target, packed_a: bool) -> Tiling:
 def widest_strip(spec: DenseProduct, target: Target) -> int:
     """Return the most vectors of a strip: if B is copied to the stack, its strips must fit."""
     fitting = LARGEST_STRIP // (spec.steps * target.vector_bytes)
-    return fitting if spec.transposed or spec.pairs else spec.columns
+    return fitting if spec.transposed or spec.together > 1 else spec.columns
 
 
 def most_sums(target: Target) -> int:
@@ -87,7 +87,7 @@ def _most_rows(spec: DenseProduct, most: int, vectors: int, packed_a: bool) -> i
     """
     scratch = 0 if spec.activation is Activation.NONE else max(0, SCRATCH_PER_VECTOR - 1 - vectors)
     rows = (most - vectors - scratch) // vectors
-    in_place = not (packed_a or spec.pairs or spec.a_transposed)
+    in_place = not (packed_a or spec.together > 1 or spec.a_transposed)
     collide = in_place and spec.a_pitch % SET_BYTES == 0
     return min(rows, _WAYS) if collide else rows
 
@@ -125,24 +125,31 @@ FloatArray = npt.NDArray[np.float32]
 class Packed:
     """A constant operand as one stream, in the product's tiles or strips.
 
-    `biased`: each of these begins with its bias. `in_register`: the operand's register holds its
-    address, because it is one of several.
+    `biased`: each of these begins with its bias, or the start of its sums. `in_register`: the
+    operand's register holds its address, because it is one of several. `ends`: the rows behind each
+    strip, or columns behind each tile, that turn sums into outputs.
     """
 
     stream: FloatArray
     biased: bool
     in_register: bool = False
+    ends: int = 0
 
 
 def pack_columns(
-    weights: FloatArray, bias: FloatArray | None, tiles: Tiling, target: Target
+    weights: FloatArray,
+    bias: FloatArray | None,
+    tiles: Tiling,
+    target: Target,
+    ends: FloatArray | None = None,
 ) -> Packed:
     """Pack B (depth, columns): by strip the bias (columns,), then row after row, padded with zeros.
 
-    A last strip of fewer vectors is stored in that width.
+    The rows of `ends` follow. A last strip of fewer vectors is stored in that width.
     """
     lanes = target.lanes
-    rows = weights if bias is None else np.concatenate([bias[None], weights])
+    parts = [None if bias is None else bias[None], weights, ends]
+    rows = np.concatenate([part for part in parts if part is not None])
     vectors = ceil_div(rows.shape[1], lanes)
     padded = np.zeros((len(rows), vectors * lanes), np.float32)
     padded[:, : rows.shape[1]] = rows
@@ -150,15 +157,19 @@ def pack_columns(
         padded[:, first * lanes : (first + tiles.vectors) * lanes].ravel()
         for first in range(0, vectors, tiles.vectors)
     ]
-    return Packed(np.concatenate(strips), bias is not None)
+    count = 0 if ends is None else len(ends)
+    return Packed(np.concatenate(strips), bias is not None, ends=count)
 
 
-def pack_rows(weights: FloatArray, bias: FloatArray | None, tiles: Tiling) -> Packed:
-    """Pack A (rows, depth): by tile the bias (rows,), then column after column."""
-    columns = weights if bias is None else np.concatenate([bias[:, None], weights], axis=1)
+def pack_rows(
+    weights: FloatArray, bias: FloatArray | None, tiles: Tiling, ends: FloatArray | None = None
+) -> Packed:
+    """Pack A (rows, depth): by tile the bias (rows,), then column after column, then the `ends`."""
+    every = [None if bias is None else bias[:, None], weights, None if ends is None else ends.T]
+    columns = np.concatenate([part for part in every if part is not None], axis=1)
     parts, first = [], 0
     for each in tiles.row_tiles:
         for _ in range(each.count):
             parts.append(columns[first : first + each.height].T.ravel())
             first += each.height
-    return Packed(np.concatenate(parts), bias is not None)
+    return Packed(np.concatenate(parts), bias is not None, ends=0 if ends is None else len(ends))

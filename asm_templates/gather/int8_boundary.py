@@ -26,6 +26,7 @@ from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.int8_inputs import (
     begin_largest,
+    clip_negative,
     emit_scale_of,
     fixed_reciprocal,
     to_int32,
@@ -88,6 +89,27 @@ def emit_integers(
     to_int32(asm, spec, register)
 
 
+def store_unsigned(
+    asm: Assembler,
+    spec: MatVec,
+    into: Register,
+    reciprocal: Register,
+    scale: Register,
+    scratch: list[Register],
+) -> None:
+    """Write x at rdi as unsigned bytes (q + 128) to `into`, up to a multiple of 16, in order.
+
+    Bytes past the end of x have q = 0. `scale` as from `emit_scale`. Needs AVX-512.
+    """
+    emit_scale(asm, spec, reciprocal, scale, scratch[:SCALE_SCRATCH])
+    offset, part = asm.constant(OFFSET), scratch[0]
+    for first in range(0, spec.in_features, LANES):
+        emit_integers(asm, spec, part, first, reciprocal)
+        clip_negative(asm, spec, part)
+        asm.emit("vpaddd", part, part, offset)
+        asm.emit("vpmovdb", Memory(into, first), part)
+
+
 def emit_output(
     asm: Assembler,
     spec: MatVec,
@@ -99,7 +121,7 @@ def emit_output(
     """register = sums (int32) times scales plus bias, float32.
 
     `operands` are the vector of `output_scales`, then the vector of the bias, if there
-    is one; `scale` as from `emit_scale`.
+    is one, or one number of each in all lanes; `scale` as from `emit_scale`.
     """
     dynamic = spec.x_steps is None
     asm.emit("vcvtdq2ps", register, register)
@@ -111,7 +133,9 @@ def emit_output(
     if dynamic:
         asm.emit("vmulps", register, register, next(operands))
     else:
-        asm.emit("vmovups", scratch, next(operands))
+        factor = next(operands)
+        load = "vbroadcastss" if factor.broadcast else "vmovups"
+        asm.emit(load, scratch, factor._replace(broadcast=0))
     asm.emit("vfmadd213ps", register, scale if dynamic else scratch, next(operands))
 
 

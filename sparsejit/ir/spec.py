@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.whole_numbers import ceil_div
 
 _Choice = TypeVar("_Choice", bound="Choice")
 
@@ -398,8 +399,9 @@ class DenseProduct:
         added_pitch: bytes from row to row of an operand (rows, columns) that is added before the
             activation, and may lie where C does; None without one. With one, A is constant.
         a_transposed: whether A is stored as (depth, rows)
-        pairs: whether elements are rounded to bfloat16 and multiplied in pairs along the depth. One
-            of A and B is a constant then, and neither is transposed.
+        together: elements along the depth that one instruction multiplies: 1 float32, 2 that are
+            rounded to bfloat16, or 4 that are quantised to bytes. One of A and B is a constant if
+            more than 1, and neither is transposed.
 
     Raises:
         InvalidInput: a size below 1, a short or odd pitch, more than `MOST_BYTES`
@@ -416,12 +418,22 @@ class DenseProduct:
     activation: Activation = Activation.NONE
     added_pitch: int | None = None
     a_transposed: bool = False
-    pairs: bool = False
+    together: int = 1
+
+    @property
+    def pairs(self) -> bool:
+        """Whether elements are rounded to bfloat16 and multiplied in pairs."""
+        return self.together == 2
+
+    @property
+    def quads(self) -> bool:
+        """Whether elements are quantised to bytes and multiplied in quads."""
+        return self.together == 4
 
     @property
     def steps(self) -> int:
-        """The number of products that each sum adds up: pairs of elements, or elements."""
-        return (self.depth + 1) // 2 if self.pairs else self.depth
+        """The number of products that each sum adds up: quads or pairs of elements, or elements."""
+        return ceil_div(self.depth, self.together)
 
     def __post_init__(self) -> None:
         if min(self.rows, self.columns, self.depth) < 1:

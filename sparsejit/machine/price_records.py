@@ -228,6 +228,8 @@ class LayoutPrices(NamedTuple):
     products, loads: of a dense product, the number that starts in a cycle; products by level.
     pair_products: the same of products of pairs of bfloat16, with AVX-512.
     paired: cycles to round two vectors of float32 to a vector of pairs, loads and store included.
+    quantised_row, quantised_vector: cycles to quantise a row of x to bytes: for its scale, and for
+        each vector of float32.
     window_load: cycles of a load of dense windows: half of one, more where it touches two lines.
     exchange: steps that an exchange of rows takes, 1.55 cycles where a step takes 0.85.
     int8_exchange: the same in int8, within L1; beyond it none, for larger blocks save about that
@@ -257,6 +259,8 @@ class LayoutPrices(NamedTuple):
     loads: float = 2.0
     pair_products: float = 1.0
     paired: float = 4.0
+    quantised_row: float = 60.0
+    quantised_vector: float = 4.0
     window_load: float = 0.8
     exchange: float = 1.8
     int8_exchange: float = 1.5

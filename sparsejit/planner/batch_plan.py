@@ -34,7 +34,7 @@ from sparsejit.asm_templates.batch.lowered_batch import (
 )
 from sparsejit.asm_templates.batch.panels import asks_ahead, shared_loads
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES, PANEL_BYTES
-from sparsejit.asm_templates.dense_product.layer import DenseCounts, can_pair
+from sparsejit.asm_templates.dense_product.layer import DenseCounts, has_room
 from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -145,6 +145,7 @@ _COLUMNS_OF_MANY_ROWS, _MANY_ROWS = 64, 64
 _COLUMNS_OF_MANY_WEIGHTS, _MANY_WEIGHTS = 9, 1 << 14
 _FEW_FOR_DENSE = 0.2  # up to this density, dense code does not win for many columns and weights
 _FOR_ANY_LENGTH = frozenset({"csr"})  # families whose weights are data, ordered alike for any batch
+_TOGETHER = {"dense-pairs": 2, "int8-dense": 4}  # elements that one instruction multiplies
 _ADDING = ("panels", "csr", "dense")  # families that add an operand to y
 
 
@@ -263,8 +264,8 @@ def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
     if spec.layout is not spec.y_layout:
         full = whole_vectors(spec, target) % target.lanes == 0
         return template.family == "panels" and full and chunk_columns(spec, target.lanes) > 0
-    if template.family == "dense-pairs":
-        return can_pair(spec, target)
+    if template.family in _TOGETHER:
+        return has_room(spec, target, _TOGETHER[template.family])
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
     if needs_no_workspace or template.family in ("csr", "quads", "dense", "int8-tiles"):
         return True

@@ -60,7 +60,7 @@ def compile_matrix(
             broadcast-mixed, broadcast-4x4, broadcast-4x1, dense, dot, permute, permute-inline,
             immediate, lane16, lookup, int8-permute, int8-single, int8-staged, int8-dense,
             int8-pairs. For a batch: panels, csr, quads, dense, dense-pairs (bfloat16), rows, mixed,
-            int8-tiles. Not all exist for every dtype and target.
+            int8-dense, int8-tiles. Not all exist for every dtype and target.
         target: "native", a level ("avx2", "avx512") or a `Target`.
         threads: the number of threads that may share the rows, or the columns of a batch; "auto" is
             one a core. They are used where that is predicted to save a quarter of the time.
