@@ -268,11 +268,13 @@ class SparseMatrix:
         """The step of each row as int8, (out_features,): at least its largest magnitude / 127.
 
         A row of multiples of a coarser step keeps that step, as in a network that was quantised
-        with one scale for all rows.
+        with one scale for all rows. The step of whole numbers is 1.
         """
         nonzeros = self.nonzeros
         largest = nonzeros.largest_by_row(np.abs(nonzeros.values))
         steps = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
+        is_whole = self._are_whole(np.ones_like(steps)) & (largest > 0) & (largest <= LARGEST_INT8)
+        steps[is_whole] = 1.0
         others = ~self._are_whole(steps) & (steps > SMALLEST_SCALE)
         for row in np.flatnonzero(others):
             weights = nonzeros.values[nonzeros.starts[row] : nonzeros.starts[row + 1]]

@@ -11,6 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sparsejit
 from sparsejit.errors import UnsupportedOperator
+from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.spec import DType
 
 
 def model_of(operator: str, terms: int, is_cast: bool, is_known: bool) -> tuple[Any, list[Any]]:
@@ -50,3 +53,34 @@ def test_sums_of_bytes(operator: str, terms: int, is_cast: bool, is_known: bool)
     (wanted,) = session.run(None, dict(zip("ab", operands, strict=False)))
     assert found.dtype == wanted.dtype
     np.testing.assert_allclose(found, wanted, rtol=1e-6 if is_cast else 0)
+
+
+@pytest.mark.parametrize("zero", [0, 128, 31])
+@pytest.mark.parametrize("weights", [(-127, 128), (-63, 64), (-128, 128)])
+def test_a_product_of_steps_and_known_bytes_is_a_layer_in_int8(
+    zero: int, weights: tuple[int, int]
+) -> None:
+    """Unless a weight is -128, which int8 layers do not hold; sums are exact either way."""
+    random = np.random.default_rng(1)
+    b = random.integers(*weights, (70, 33)).astype(np.int8)
+    b[0, 0] = weights[0]
+    known = {"b": b, "scale": np.float32(0.04), "zero": np.uint8(zero), "weight_zero": np.int8(0)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["steps"]),
+        helper.make_node("MatMulInteger", ["steps", "b", "zero", "weight_zero"], ["y"]),
+    ]
+    x = (random.standard_normal((5, 70)) * 3).astype(np.float32)
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, None)],
+        [numpy_helper.from_array(np.asarray(each), name) for name, each in known.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    nodes_of = import_onnx(model, [x]).graph(5).nodes
+    stored = [node.op.dtype for node in nodes_of if isinstance(node.op, Linear)]
+    assert stored == [DType.FLOAT32 if weights[0] == -128 else DType.INT8]
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_array_equal(sparsejit.compile(model, (x,))(x), wanted)

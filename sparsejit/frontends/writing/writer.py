@@ -77,6 +77,8 @@ class Writer:
         self._rounded: dict[Value, Value] = {}  # to their dtypes
         # Vectors with every place of an axis once, such as the results of a sort.
         self.orders: set[Value] = set()
+        # The least and the largest number that quantised values may hold.
+        self.limits: dict[Value, tuple[int, int]] = {}
         self._producers: Producers = {}
         self._held = HeldNumbers(self.builder, self._dtypes, self._producers)
 

@@ -145,9 +145,10 @@ def embed_layer_normalization(write: Writer, call: Call) -> Any:
 def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
     """A, quantised by its own range, times B of bytes, plus a bias."""
     steps, scale, zero = quantisation.dynamic_steps(write, call.value(write, 0))
-    a = write.pointwise("sub", steps, zero)
     b = quantisation.centred(write, call, 1, 3, -1, len(call.value(write, 1).shape))
-    product = writing_products.matmul(write, a, b)
+    product = quantisation.product_of_bytes(write, steps, zero, b)
+    if product is None:
+        product = writing_products.matmul(write, write.pointwise("sub", steps, zero), b)
     factor = write.pointwise("mul", scale, call.value(write, 2))
     scaled = write.pointwise("mul", product, factor)
     return pointwise.total(write, [scaled, call.optional(write, 4)])
@@ -159,7 +160,10 @@ def matmul_integer_to_float(write: Writer, call: Call) -> Value:
     a = quantisation.centred(write, call, 0, 4, -2, rank[0])
     b = quantisation.centred(write, call, 1, 5, -1, rank[1])
     factor = write.pointwise("mul", call.value(write, 2), call.value(write, 3))
-    product = write.pointwise("mul", writing_products.matmul(write, a, b), factor)
+    whole = quantisation.product_of_bytes(write, call.value(write, 0), call.operand(4), b)
+    if whole is None:
+        whole = writing_products.matmul(write, a, b)
+    product = write.pointwise("mul", whole, factor)
     return pointwise.total(write, [product, call.optional(write, 6)])
 
 

@@ -163,7 +163,8 @@ def matmul_integer(write: Writer, call: Call) -> Value:
     a = quantisation.centred(write, call, 0, 2, -2 if rank[0] > 1 else -1, rank[0])
     b = quantisation.centred(write, call, 1, 3, -1, rank[1])
     if quantisation.sums_are_exact(write, call, b, a.shape[-1]):
-        return products.matmul(write, a, b)
+        found = quantisation.product_of_bytes(write, call.value(write, 0), call.operand(2), b)
+        return products.matmul(write, a, b) if found is None else found
     return products.matmul(write, *(write.cast(each, Element.INT64) for each in (a, b)))
 
 

@@ -2,7 +2,8 @@
 
 Layers between QuantizeLinear and DequantizeLinear are computed on the values that quantised numbers
 stand for. `passes/quantised_layers.py` makes int8 layers of products and convolutions of such
-values, but not of MatMulInteger and ConvInteger: their scale is known in the call alone.
+values. MatMulInteger by known weights is such a layer at once (`product_of_bytes`): its scale is
+known in the call alone.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 from sparsejit.frontends.onnx.call import Call, plain
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import arranging
-from sparsejit.frontends.writing.writer import Unmapped, Writer
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.spec import LARGEST_INT8, DType, Quantisation
 from sparsejit.ir.values import Array, Value
 
 _STEPS = 255  # of uint8
@@ -34,7 +37,10 @@ def quantize(write: Writer, call: Call) -> Value:
     steps = f("round", f("div", x, scale))
     if np.any(zero):
         steps = f("add", steps, zero)
-    return f.finish(f("minimum", f("maximum", steps, float(limits.min)), float(limits.max)))
+    bounded = f("minimum", f("maximum", steps, float(limits.min)), float(limits.max))
+    quantised = f.finish(bounded)
+    write.limits[quantised] = int(limits.min), int(limits.max)
+    return quantised
 
 
 def dequantize(write: Writer, call: Call) -> Value:
@@ -66,6 +72,7 @@ def dynamic_steps(write: Writer, x: Value) -> tuple[Value, Value, Value]:
     f = write.formula("quantize")
     steps = f("add", f("round", f("div", x, scale_value)), zero_value)
     quantised = f.finish(f("minimum", f("maximum", steps, 0.0), float(_STEPS)))
+    write.limits[quantised] = 0, _STEPS
     return quantised, scale_value, zero_value
 
 
@@ -89,6 +96,39 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
     one = write.floats(call.value(write, zero))
     wide = arranging.reshaped(write, one, shape if one.type.size > 1 else ())
     return write.pointwise("sub", write.floats(call.value(write, place)), wide)
+
+
+def product_of_bytes(
+    write: Writer, x: Value, zero: Operand, weights: Operand
+) -> Value | None:
+    """(x - zero) @ weights as a layer in int8; None unless int8 holds x, moved, and the weights.
+
+    x (..., in) is quantised, with one zero point for all of it, and weights (in, out) are known,
+    minus their own. It is (x - m) @ weights + (m - zero) sum(weights), where m is 128 for unsigned
+    bytes: the sums of whole numbers are exact, whatever the zero point of the call.
+    """
+    middle = {(0, 255): 128, (-128, 127): 0}.get(write.limits.get(x, (0, 0)))
+    known, size = write.known(weights), zero.size if isinstance(zero, np.ndarray) else 1
+    if isinstance(zero, Value):
+        size = zero.type.size
+    if middle is None or known is None or known.ndim != 2 or size != 1 or len(x.shape) < 2:
+        return None
+    rows = np.ascontiguousarray(known.T, np.float32)
+    if np.abs(rows).max(initial=0) > LARGEST_INT8:
+        return None
+    moved = write.pointwise("sub", x, float(middle)) if middle else x
+    op = Linear(dtype=DType.INT8, x_steps=Quantisation(1.0, 0))
+    product = write.one(op, moved, rows)
+    lack: Operand
+    if isinstance(zero, Value):
+        flat = arranging.reshaped(write, write.floats(zero), ())
+        lack = write.pointwise("sub", float(middle), flat)
+    else:
+        lack = float(middle) - (0.0 if zero is None else float(np.asarray(zero).reshape(())))
+        if lack == 0:
+            return product
+    sums = write.constant(rows.sum(axis=1, dtype=np.float64).astype(np.float32), "sums")
+    return write.pointwise("add", product, write.pointwise("mul", sums, lack))
 
 
 def sums_are_exact(write: Writer, call: Call, weights: Value, terms: int) -> bool:
