@@ -32,9 +32,7 @@ def quantised_attention(write: Writer, call: Call) -> Any:
     """Attention as in `attention`, of an x and weights that are bytes with a scale."""
     if call.has(8):
         raise Unmapped("keeps a past")
-    x = quantisation.centred(write, call, 0, 6, -1, 3)
-    weights = quantisation.centred(write, call, 1, 7, -1, 2)
-    product = products.matmul(write, x, weights)
+    product = quantisation.product_of_steps(write, call, 0, 1, 6, 7)
     scale = write.pointwise("mul", call.value(write, 3), call.value(write, 4))
     scaled = write.pointwise("mul", product, scale)
     whole = pointwise.total(write, [scaled, call.optional(write, 2)])

@@ -156,13 +156,8 @@ def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
 
 def matmul_integer_to_float(write: Writer, call: Call) -> Value:
     """Bytes times bytes, times both scales, plus a bias."""
-    rank = len(call.value(write, 0).shape), len(call.value(write, 1).shape)
-    a = quantisation.centred(write, call, 0, 4, -2, rank[0])
-    b = quantisation.centred(write, call, 1, 5, -1, rank[1])
+    whole = quantisation.product_of_steps(write, call, 0, 1, 4, 5)
     factor = write.pointwise("mul", call.value(write, 2), call.value(write, 3))
-    whole = quantisation.product_of_bytes(write, call.value(write, 0), call.operand(4), b)
-    if whole is None:
-        whole = writing_products.matmul(write, a, b)
     product = write.pointwise("mul", whole, factor)
     return pointwise.total(write, [product, call.optional(write, 6)])
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call, plain
 from sparsejit.frontends.onnx.reading import dtype_of
-from sparsejit.frontends.writing import arranging
+from sparsejit.frontends.writing import arranging, products
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.ops.products import Linear
@@ -96,6 +96,23 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
     one = write.floats(call.value(write, zero))
     wide = arranging.reshaped(write, one, shape if one.type.size > 1 else ())
     return write.pointwise("sub", write.floats(call.value(write, place)), wide)
+
+
+def product_of_steps(
+    write: Writer, call: Call, x: int, weights: int, x_zero: int, weights_zero: int
+) -> Value:
+    """(x - its zero point) @ (weights - theirs), in float32 or by a layer in int8.
+
+    The operands' places in the call are given.
+    """
+    given, rank = call.value(write, x), len(call.value(write, weights).shape)
+    right = centred(write, call, weights, weights_zero, -1, rank)
+    found = product_of_bytes(write, given, call.operand(x_zero), right)
+    if found is not None:
+        return found
+    axes = len(given.shape)
+    left = centred(write, call, x, x_zero, -2 if axes > 1 else -1, axes)
+    return products.matmul(write, left, right)
 
 
 def product_of_bytes(
