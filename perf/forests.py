@@ -35,6 +35,7 @@ PEER = ModelPeer(
         "llvmlite<0.45",  # later versions lack functions that lleaves 1.3 calls
         *("scikit-learn", "numpy"),
     ),
+    installer="sparsejit bench forests --install",
 )
 ROWS, FITTED_ROWS, FEATURES = 10_000, 5_000, 30
 ROUNDS = 5

@@ -35,6 +35,7 @@ class ModelPeer:
     opset: opset of the ONNX file that it reads; None where it takes the torch module.
     is_float32: whether it computes in float32; else its error comes from a shorter dtype.
     lives_in: the peer whose virtual environment it shares.
+    installer: the command that installs it, if that is not `bench peers`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelPeer:
     opset: int | None = None
     is_float32: bool = True
     lives_in: str = ""
+    installer: str = ""
 
     @property
     def folder(self) -> Path:
@@ -71,9 +73,8 @@ class ModelPeer:
         Raises MissingDependency where the peer is not installed.
         """
         if not self.is_installed:
-            raise MissingDependency(
-                f"no bench environment; run `sparsejit bench peers --install {self.folder.name}`"
-            )
+            by = self.installer or f"sparsejit bench peers --install {self.folder.name}"
+            raise MissingDependency(f"no bench environment; run `{by}`")
         python = str(_python_in(self.folder)) if self.requirements else sys.executable
         return [python, str(_WORKER), self.name, ",".join(map(str, cores))]
 

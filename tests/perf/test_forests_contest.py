@@ -1,15 +1,18 @@
 """The contest of forests without its rivals: what is compared, refused and reported."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("treelite")
 pytest.importorskip("lightgbm")
 
-from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.commands.cli import app
+from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.perf import forests
 from sparsejit.perf.forests import (
     FOREST_PROBLEMS,
@@ -71,3 +74,15 @@ def test_every_engine_is_known_to_the_worker() -> None:
 def test_an_unknown_forest_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"'oak' is unknown.*random-forest"):
         problems_named(["oak"])
+
+
+def test_the_remedy_for_absent_rivals_is_a_command_that_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(MissingDependency) as error:
+        forests.PEER.command(0)
+    words = re.findall("`sparsejit (.*)`", str(error.value))[0].split()
+    shown = CliRunner().invoke(app, [*words[:-1], "--help"])
+    assert shown.exit_code == 0
+    assert words[-1] in shown.stdout
