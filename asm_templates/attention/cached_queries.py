@@ -2,10 +2,11 @@
 
     the last key that the mask allows            keys behind it are not read
     scores of 8 keys, lanes over the depth       8 sums, added across lanes in pairs
+    their masks, which are added, or stand in the place of the scores that they forbid
     powers 2^(score - largest), their sum
     results: values times powers, lanes over the values
 
-The mask is the same for all queries. A row without any key becomes zeros.
+The mask is the same for all queries. If it allows no key, all are read.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from sparsejit.asm_templates.pointwise.power_of_two import emit_exp2
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import counted_down, counted_up
 from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.ir.ops.products import FORBIDDING
 from sparsejit.ir.ops.row_chains import LEAST_SCORE, LEAST_TOTAL
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -37,14 +39,16 @@ _FLOAT, _LANES = 4, 8
 KEYS = 16  # the number of keys in a cache is a multiple
 _MOST_SUMS = 8  # accumulators of results
 # Vector registers: what all keys share, and the first of 8 sums.
-_TOTAL, _LARGEST, _LEAST, _ZERO, _SCALE, _SUMS = 6, 7, 4, 5, 6, 8
+_TOTAL, _LARGEST, _FORBIDDING, _FACTOR, _SCALE, _SUMS = 6, 7, 4, 5, 6, 8
+_IS_BELOW = 0x09  # of vcmpps: not greater than or equal, so true for NaN
 
 
 @dataclass(frozen=True)
 class CachedQueries:
     """Sizes of attention: `stack` caches of `keys` rows, `queries` queries for each.
 
-    `depth` and `values` are multiples of 8, `keys` is one of 16.
+    `depth` and `values` are multiples of 8, `keys` is one of 16. If `is_safe`, a row whose masks
+    are all -infinity becomes zeros, else NaN.
     """
 
     stack: int
@@ -53,6 +57,7 @@ class CachedQueries:
     depth: int
     values: int
     scale: float
+    is_safe: bool = True
 
     @property
     def scratch_bytes(self) -> int:
@@ -61,10 +66,10 @@ class CachedQueries:
 
 
 def emit_cached_queries(asm: Assembler, spec: CachedQueries) -> None:
-    """Append softmax(scale Q K^T) V over the keys that the mask allows.
+    """Append softmax(scale Q K^T + mask) V over the keys that the mask allows.
 
     rdi: Q (stack, queries, depth); rsi: K (stack, keys, depth); rdx: V (stack, keys, values); r10:
-    the mask, a byte for each key; rcx: the result; r8: scratch. Clobbers rax, rcx, rdx, rsi, rdi,
+    the mask, a float for each key; rcx: the result; r8: scratch. Clobbers rax, rcx, rdx, rsi, rdi,
     r9, r11 and the vector registers.
     """
     _QueryCode(asm, spec).emit()
@@ -93,29 +98,31 @@ class _QueryCode:
 
     def _count_keys(self) -> None:
         asm, found, again = self._asm, *map(self._asm.label, ("last key", "keys before"))
+        least, parts = ymm(_FORBIDDING), (ymm(0), ymm(1))
+        load_constant(asm, least, FORBIDDING)
         asm.emit("mov", dword(r9), self._spec.keys)
         asm.bind(again)
-        asm.emit("mov", rax, Memory(r10, -8, r9))
-        asm.emit("test", rax, rax)
+        for number, part in enumerate(parts):
+            place = Memory(r10, _FLOAT * (_LANES * number - KEYS), r9, _FLOAT)
+            asm.emit("vcmpps", part, least, place, _IS_BELOW)
+        asm.emit("vorps", parts[0], *parts)
+        asm.emit("vmovmskps", dword(rax), parts[0])
+        asm.emit("test", dword(rax), dword(rax))
         asm.jump("jnz", found)
-        asm.emit("sub", r9, 8)
+        asm.emit("sub", r9, KEYS)
         asm.jump("jnz", again)
+        asm.emit("mov", dword(r9), self._spec.keys)
         asm.bind(found)
-        asm.emit("add", r9, KEYS - 1)
-        asm.emit("and", r9, -KEYS)
 
     def _scores(self) -> None:
         """Write the scores to the scratch; ymm7 = the largest in each lane."""
         asm, spec, pitch = self._asm, self._spec, _FLOAT * self._spec.depth
-        now, done = ymm(0), asm.label("scores done")
+        now = ymm(0)
         load_constant(asm, ymm(_LARGEST), LEAST_SCORE)
-        asm.emit("vmovaps", ymm(_LEAST), ymm(_LARGEST))
-        zero(asm, ymm(_ZERO))
+        load_constant(asm, ymm(_FORBIDDING), FORBIDDING)
         load_constant(asm, ymm(_SCALE), spec.scale)
         asm.emit("mov", r11, rsi)
         asm.emit("xor", dword(rax), dword(rax))
-        asm.emit("test", r9, r9)
-        asm.jump("jz", done)
         sums = [ymm(_SUMS + number) for number in range(_LANES)]
         with counted_up(asm, rax, _LANES, r9):
             for part in range(0, pitch, _FLOAT * _LANES):
@@ -124,15 +131,14 @@ class _QueryCode:
                     mnemonic = "vfmadd231ps" if part else "vmulps"
                     asm.emit(mnemonic, total, now, Memory(r11, number * pitch + part))
             self._add_lanes()
-            score = sums[0]
-            asm.emit("vmulps", score, score, ymm(_SCALE))
-            asm.emit("vpmovzxbd", now, Memory(r10, 0, rax))
-            asm.emit("vpcmpgtd", now, now, ymm(_ZERO))
-            asm.emit("vblendvps", score, ymm(_LEAST), score, now)
+            score, mask = sums[0], ymm(1)
+            asm.emit("vmovups", mask, Memory(r10, 0, rax, _FLOAT))
+            asm.emit("vfmadd213ps", score, ymm(_SCALE), mask)
+            asm.emit("vcmpps", now, ymm(_FORBIDDING), mask, _IS_BELOW)
+            asm.emit("vblendvps", score, mask, score, now)
             asm.emit("vmaxps", ymm(_LARGEST), ymm(_LARGEST), score)
             asm.emit("vmovups", Memory(r8, 0, rax, _FLOAT), score)
             asm.emit("add", r11, _LANES * pitch)
-        asm.bind(done)
 
     def _add_lanes(self) -> None:
         """ymm8 = the sum of the lanes of each of ymm8 to ymm15, a lane each."""
@@ -158,15 +164,13 @@ class _QueryCode:
 
     def _powers(self) -> None:
         """Replace the scores by their powers; ymm6 = 1 / their sum in every lane."""
-        asm, done = self._asm, self._asm.label("powers done")
+        asm = self._asm
         self._across("vmaxps", _LARGEST)
-        largest, total, factor, *rest = map(ymm, (_LARGEST, _TOTAL, _ZERO, *range(8, 15)))
+        largest, total, factor, *rest = map(ymm, (_LARGEST, _TOTAL, _FACTOR, *range(8, 15)))
         powers, scratch = rest[:2], rest[2:]
         zero(asm, total)
         load_constant(asm, factor, log2(euler))
         asm.emit("xor", dword(rax), dword(rax))
-        asm.emit("test", r9, r9)
-        asm.jump("jz", done)
         places = [Memory(r8, _FLOAT * _LANES * number, rax, _FLOAT) for number in range(2)]
         with counted_up(asm, rax, 2 * _LANES, r9):
             for power, place in zip(powers, places, strict=True):
@@ -177,24 +181,22 @@ class _QueryCode:
             for power, place in zip(powers, places, strict=True):
                 asm.emit("vaddps", total, total, power)
                 asm.emit("vmovups", place, power)
-        asm.bind(done)
         self._across("vaddps", _TOTAL)
-        load_constant(asm, ymm(0), LEAST_TOTAL)
-        asm.emit("vmaxps", ymm(_TOTAL), ymm(0), ymm(_TOTAL))
+        if self._spec.is_safe:
+            load_constant(asm, ymm(0), LEAST_TOTAL)
+            asm.emit("vmaxps", ymm(_TOTAL), ymm(0), ymm(_TOTAL))
         load_constant(asm, ymm(0), 1.0)
         asm.emit("vdivps", ymm(_TOTAL), ymm(0), ymm(_TOTAL))
 
     def _results(self, first: int, vectors: int) -> None:
         """Write `vectors` vectors of a query's result, from value `first` on."""
-        asm, pitch, done = self._asm, _FLOAT * self._spec.values, self._asm.label("results done")
+        asm, pitch = self._asm, _FLOAT * self._spec.values
         keys = max(each for each in (1, 2, 4) if each * vectors <= _MOST_SUMS)
         sums = [ymm(_SUMS + number) for number in range(keys * vectors)]
         for total in sums:
             zero(asm, total)
         asm.emit("lea", r11, Memory(rdx, _FLOAT * first))
         asm.emit("xor", dword(rax), dword(rax))
-        asm.emit("test", r9, r9)
-        asm.jump("jz", done)
         with counted_up(asm, rax, keys, r9):
             for number, total in enumerate(sums):
                 key, part = divmod(number, vectors)
@@ -203,7 +205,6 @@ class _QueryCode:
                 value = Memory(r11, key * pitch + _FLOAT * _LANES * part)
                 asm.emit("vfmadd231ps", total, ymm(0), value)
             asm.emit("add", r11, keys * pitch)
-        asm.bind(done)
         for number in range(vectors, len(sums)):
             asm.emit("vaddps", sums[number % vectors], sums[number % vectors], sums[number])
         for part, total in enumerate(sums[:vectors]):

@@ -65,6 +65,22 @@ class Pace(NamedTuple):
 NO_PACE = Pace(None)
 
 
+_FIXED = "the batch is fixed"
+
+
+def fixed_batch_note(why: str) -> str:
+    """The note of a model with states whose batch is fixed, with the reason and a remedy."""
+    return (
+        f"{_FIXED}: {why}; write the model for any batch, with x.shape[0] in place of a number, or "
+        "use stream() for each"
+    )
+
+
+def fixed_batch_of(notes: Sequence[str]) -> str:
+    """The note of `fixed_batch_note` among the notes of a graph; empty where there is none."""
+    return next((note for note in notes if note.startswith(_FIXED)), "")
+
+
 def placed_states(graph: Graph, states: Sequence[State]) -> list[State]:
     """The states that a call may update in place: it replaces rows of them, and reads no old ones.
 

@@ -16,7 +16,8 @@ A constant mask becomes one of bools if it only allows and forbids keys: it adds
 holds below `_FORBIDDING` unless scores themselves differ by nearly as much, and only in rows that
 have another key; masks with less negative numbers are left as they are. Where softmax would return
 NaN for a row without any key, nothing is replaced. A mask of a call that is a line of keys, as the
-filled places of a cache are, makes `cachedattention`.
+filled places of a cache are, makes `cachedattention`, which adds it. A row without any key has
+equal shares where a finite number forbids, as the library has it.
 
 `recognise_norms`:
 
@@ -38,8 +39,9 @@ import numpy.typing as npt
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
+from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Attention, Bmm, CachedAttention
-from sparsejit.ir.ops.views import Permute, Reshape
+from sparsejit.ir.ops.views import Expand, Permute, Reshape
 from sparsejit.ir.spec import LARGEST_SCALE
 from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
@@ -114,6 +116,7 @@ def _attention(site: Site) -> Sequence[Value] | None:
 
 # Queries of a cache: beyond these, products of whole matrices are faster.
 _MOST_QUERIES = 8
+_LEAST = float(np.finfo(np.float32).min)
 
 
 def _cached(site: Site) -> Sequence[Value] | None:
@@ -122,26 +125,117 @@ def _cached(site: Site) -> Sequence[Value] | None:
         return None
     weights, value = site.inputs
     softmax = _softmax(site, weights)
-    node = site.producer(softmax[0]) if softmax is not None and softmax[1] else None
-    if softmax is None or node is None or kind_of(node) != "where":
+    found = None if softmax is None else _scores_of_cache(site, softmax[0])
+    if softmax is None or found is None:
         return None
-    mask, scores, other = node.inputs
-    product = site.producer(scores)
-    if product is None or not (site.is_used_once(softmax[0]) and site.is_used_once(scores)):
+    op, (query, key) = found.product.op, found.product.inputs
+    if not isinstance(op, Bmm) or abs(found.scale) > LARGEST_SCALE:
         return None
-    op, keys = product.op, scores.shape[-1]
-    is_line = prod(mask.shape) == keys == mask.shape[-1:][0] if mask.shape else False
-    if site.number(other) != -np.inf or not is_line or site.is_constant(mask):
-        return None
-    if not isinstance(op, Bmm) or not op.transposed or abs(op.scale) > LARGEST_SCALE:
-        return None
-    query, key = product.inputs
-    is_whole = key.shape[-1] % 8 == value.shape[-1] % 8 == keys % 16 == 0
-    stacks = {each.shape[:-2] for each in (query, key, value, node.output)}
+    if not op.transposed:
+        turned = site.producer(key)
+        is_turned = turned is not None and turned.op == Permute(_turns(key))
+        key = turned.inputs[0] if turned is not None and is_turned else _swapped(site, key)
+    (own_key, repeats), (own_value, others) = (_before_repeats(site, x) for x in (key, value))
+    if repeats == others and repeats * query.shape[-2] <= _MOST_QUERIES:
+        key, value = own_key, own_value
+        grouped = (*key.shape[:-2], repeats * query.shape[-2], query.shape[-1])
+        query = query if repeats == 1 else site.one(Reshape(grouped), query)
+    is_whole = key.shape[-1] % 8 == value.shape[-1] % 8 == key.shape[-2] % 16 == 0
+    stacks = {each.shape[:-2] for each in (query, key, value)}
     if len(stacks) > 1 or not is_whole or query.shape[-2] > _MOST_QUERIES:
         return None
-    line = site.one(Reshape((keys,)), mask)
-    return (site.one(CachedAttention(op.scale), query, key, value, line),)
+    line, shape = found.mask.line(site), site.output.shape
+    made = site.one(CachedAttention(found.scale, softmax[1]), query, key, value, line)
+    return (made if made.shape == shape else site.one(Reshape(shape), made),)
+
+
+def _before_repeats(site: Site, x: Value) -> tuple[Value, int]:
+    """Keys or values before each head of theirs is repeated for several of queries; how often."""
+    node = site.producer(x)
+    expand = site.producer(node.inputs[0]) if node and isinstance(node.op, Reshape) else None
+    if expand is None or not isinstance(expand.op, Expand) or len(expand.op.shape) < 4:
+        return x, 1
+    (source,), (*stack, heads, repeats, keys, each) = expand.inputs, expand.op.shape
+    before, after = (*stack, heads, 1, keys, each), (*stack, heads * repeats, keys, each)
+    if source.shape != before or x.shape != after:
+        return x, 1
+    return site.one(Reshape((*stack, heads, keys, each)), source), repeats
+
+
+class _LineMask(NamedTuple):
+    """A mask of a call, a line for all queries.
+
+    It is added, or forbids by `other` where it is false, or, if `is_turned`, true.
+    """
+
+    mask: Value
+    other: float = 0.0
+    is_turned: bool = False
+
+    def line(self, site: Site) -> Value:
+        """Return what is added to the scores, (keys,).
+
+        A number in the place of scores makes all shares equal in a row of it alone; so does the
+        least one where it is added.
+        """
+        line = site.one(Reshape(self.mask.shape[-1:]), self.mask)
+        if not self.other:
+            return line
+        other = self.other if self.other == -np.inf else _LEAST
+        sides = [site.constant(np.asarray(number, np.float32)) for number in (0.0, other)]
+        return site.one(Pointwise("where"), line, *(sides[::-1] if self.is_turned else sides))
+
+
+class _CacheScores(NamedTuple):
+    """The product Q K^T, its scale, and its mask."""
+
+    product: Node
+    scale: float
+    mask: _LineMask
+
+
+def _scores_of_cache(site: Site, x: Value) -> _CacheScores | None:
+    """The product before a softmax, if only factors and one mask of a call lie between."""
+    node = site.producer(x)
+    found = None if node is None else _line_mask(site, node)
+    if found is None or not site.is_used_once(x):
+        return None
+    (scores, mask), scale = found, 1.0
+    while (node := site.producer(scores)) is not None and site.is_used_once(scores):
+        if isinstance(node.op, Bmm):
+            return _CacheScores(node, scale * node.op.scale, mask)
+        step = _between(site, node)
+        if step is None or step.allowed is not None or isinstance(node.op, Reshape):
+            return None
+        scores, scale = step.inner, scale * step.factor
+    return None
+
+
+def _line_mask(site: Site, node: Node) -> tuple[Value, _LineMask] | None:
+    """The scores that a node masks by a line of keys, and the mask, else None."""
+    kind, inputs = kind_of(node), node.inputs
+    if kind == "add":
+        for scores, line in (inputs, inputs[::-1]):
+            if _is_line(site, line, scores):
+                return scores, _LineMask(line)
+    if kind == "where":
+        line, first, second = inputs
+        for scores, other, is_turned in ((first, second, False), (second, first, True)):
+            number = site.number(other)
+            if number is not None and number <= _FORBIDDING and _is_line(site, line, scores):
+                return scores, _LineMask(line, number, is_turned)
+    return None
+
+
+def _is_line(site: Site, mask: Value, scores: Value) -> bool:
+    """Whether a mask of a call has one element for each key, the same for all queries."""
+    keys = scores.shape[-1:]
+    return (
+        mask.shape[-1:] == keys != (1,)
+        and prod(mask.shape) == keys[0]
+        and not site.is_constant(mask)
+        and len(mask.shape) <= len(scores.shape)
+    )
 
 
 def _softmax(site: Site, weights: Value) -> tuple[Value, bool] | None:
@@ -258,8 +352,13 @@ def _unscaled(site: Site, x: Value) -> tuple[Value, float]:
 
 def _swapped(site: Site, x: Value) -> Value:
     """x with its last two axes exchanged."""
+    return site.one(Permute(_turns(x)), x)
+
+
+def _turns(x: Value) -> tuple[int, ...]:
+    """The permutation that exchanges the last two axes of x."""
     *stack, row, column = range(len(x.shape))
-    return site.one(Permute((*stack, column, row)), x)
+    return (*stack, column, row)
 
 
 def recognise_norms(graph: Graph) -> Graph:

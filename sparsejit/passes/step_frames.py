@@ -4,15 +4,24 @@
     whole = concat(past, x)              what a window of the step reads
     state' = whole[step:]
 
+Where the first frames of the sequence repeat later ones, as in a reflection, the step that has the
+last of these puts the copies into the past:
+
+    whole = where(steps == 2, whole[copies], whole)
+
     Frames        a value of the step, and where its frames lie in the sequence
+    Start         the first frames of a sequence that copy later ones
     FrameWriter   writes states, delays and masks
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +31,39 @@ from sparsejit.ir.ops.pointwise import Cast, Pointwise
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Concat, Permute, Reshape, Slice
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
+
+
+class Start(NamedTuple):
+    """The first frames of a sequence, which copy later ones whatever the value holds.
+
+    A frame is `unit` elements in the order of the axes from its own on.
+
+    Attributes:
+        place: the number of the first element in the stream that is no copy
+        sources: for each copy before it, the distance of its source behind that element
+        unit: elements of a frame
+    """
+
+    place: int
+    sources: tuple[int, ...]
+    unit: int = 1
+
+    def moved(self, frames: int) -> Start:
+        """The same start in a stream that is later by some frames."""
+        return self._replace(place=self.place + frames * self.unit)
+
+    def last_source(self, first: int) -> int:
+        """The last element of the stream that elements from `first` on copy."""
+        number = max(0, first - self.place + len(self.sources))
+        return self.place + max(self.sources[number:])
+
+    def copies(self, first: int, size: int) -> Array:
+        """The places in elements `first` to `first` + `size` - 1 that replace each of them."""
+        places = np.arange(size)
+        numbers = places + first - self.place + len(self.sources)
+        is_copy = (numbers >= 0) & (numbers < len(self.sources))
+        sources = np.array(self.sources)[np.where(is_copy, numbers, 0)] + self.place - first
+        return np.where(is_copy & (sources < size), sources, places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +81,7 @@ class Frames:
         before: number of first frames of the sequence that are `fill`, whatever the value holds
         fill: the number that these frames hold
         samples: the place of samples in the sequence's value; None where the batch is fixed
+        start: the first frames of the sequence where they copy later ones; `before` is 0 then
     """
 
     value: Value
@@ -49,6 +92,7 @@ class Frames:
     before: int = 0
     fill: float = 0.0
     samples: BatchPlace | None = None
+    start: Start | None = None
 
     @property
     def axis(self) -> int:
@@ -97,7 +141,20 @@ class Frames:
             lengths=(long * unit, short * unit),
             delay=self.delay * unit,
             before=self.before * unit,
+            start=self.start and self.start._replace(unit=self.start.unit // unit),
         )
+
+    def known_from(self, delay: int, count: int | None = None) -> int:
+        """The least delay, at least `delay`, at which the frames that the start copies are there.
+
+        `count` are the frames of a step at that delay, by default the value's own.
+        """
+        if self.start is None:
+            return delay
+        count = count or self.count
+        source = self.start.last_source(self.delay * self.start.unit)
+        step = source // (self.count * self.start.unit)
+        return delay if delay // count >= step else step * count
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +180,7 @@ class FrameWriter:
         self.states: list[TiedState] = []
         self._names: set[str] = set()
         self._known: dict[tuple[object, ...], Value] = {}
-        self._histories: dict[tuple[Value, BatchPlace, float], dict[int, Value]] = {}
+        self._histories: dict[Hashable, dict[int, Value]] = {}
 
     def state(self, origin: Origin, kind: str, like: TensorType) -> Value:
         """A new state, named by the layer that reads it; `tie` gives its next value."""
@@ -140,33 +197,80 @@ class FrameWriter:
             initial = initial.take([0], axis)
         self.states.append(TiedState(before.origin.name, before, after, axis, initial))
 
-    def history(self, frames: Frames, length: int, fill: float, origin: Origin) -> Value:
+    def history(
+        self, frames: Frames, length: int, fill: float, origin: Origin, starts: int | None = None
+    ) -> Value:
         """The last `length` frames before the step, then the step's own, in the shape `apart`.
 
-        Frames before the first step are `fill`.
+        Frames before the first step are `fill`. `starts` is the number of the step that puts copies
+        in the place of the first frames of the sequence.
         """
-        known = self._histories.setdefault((frames.value, frames.place, fill), {})
+        start = None if starts is None else frames.start
+        key = frames.value, frames.place, fill, start, starts
+        known = self._histories.setdefault(key, {})
         longer = next((each for each in known if each > length), None)
         if length not in known and length and longer is not None:
             whole, axis = known[longer], frames.axis
             first = (longer - length) * frames.place.inner
             known[length] = self.cut(whole, axis, first, whole.shape[axis])
         if length not in known:
-            known[length] = self._history(frames, length, fill, origin)
+            known[length] = self._history(frames, length, fill, origin, starts)
         return known[length]
 
-    def _history(self, frames: Frames, length: int, fill: float, origin: Origin) -> Value:
+    def _history(
+        self, frames: Frames, length: int, fill: float, origin: Origin, starts: int | None
+    ) -> Value:
         value, axis = self.shaped(frames.value, frames.apart), frames.axis
         if not length:
-            return value
+            return value if starts is None else self._started(frames, value, 0, starts)
         extra, own = length * frames.place.inner, value.shape[axis]
         shape = (*value.shape[:axis], extra, *value.shape[axis + 1 :])
         like = TensorType(shape, value.type.element)
         initial = np.full(shape, fill, like.element.value) if fill else None
         past = self.state(origin, "past", like)
         whole = self.one(Concat(axis), past, value)
+        if starts is not None:
+            whole = self._started(frames, whole, length, starts)
         self.tie(past, self.cut(whole, axis, own, own + extra), frames.sample_axis, initial)
         return whole
+
+    def _started(self, frames: Frames, whole: Value, past: int, starts: int) -> Value:
+        """A history with copies, in step number `starts`, in the place of the first frames.
+
+        The history has `past` frames before the step's own.
+        """
+        start, axis, inner = frames.start, frames.axis, frames.place.inner
+        assert start is not None and frames.place.outer == 1
+        lead, size = whole.shape[:axis], whole.shape[axis] // inner * start.unit
+        places = start.copies((starts * frames.count - past) * start.unit, size)
+        changed = np.flatnonzero(places != np.arange(size)) // start.unit
+        if not changed.size:
+            return whole
+        bounds = 0, int(changed[0]), int(changed[-1]) + 1, whole.shape[axis] // inner
+        now = places[bounds[1] * start.unit : bounds[2] * start.unit]
+        parts = [
+            self.cut(whole, axis, first * inner, end * inner) if first < end else None
+            for first, end in pairwise(bounds)
+        ]
+        own = parts[1]
+        assert own is not None
+        rows = self.shaped(whole, (*lead, size, prod(whole.shape[axis:]) // size))
+        made = self.shaped(self._rows(rows, axis, now), own.shape)
+        number = self.build.constant(np.array([starts]), Origin("start"))
+        is_now = self.one(Pointwise("equal"), self.steps, number)
+        mask = self.spread(is_now, len(whole.shape), frames.sample_axis, axis)
+        parts[1] = self.one(Pointwise("where"), mask, made, own)
+        return self.one(Concat(axis), *(part for part in parts if part is not None))
+
+    def _rows(self, value: Value, axis: int, places: Array) -> Value:
+        """The elements of an axis, the last but one, at known places."""
+        *lead, size, width = value.shape
+        front = self.one(Permute((axis, *range(axis), axis + 1)), value)
+        table = self.shaped(front, (size, prod(lead) * width))
+        numbers = self.build.constant(places, Origin("copies"))
+        found = self.one(Embedding(), numbers, table)
+        found = self.shaped(found, (len(places), *lead, width))
+        return self.one(Permute((*range(1, axis + 1), 0, axis + 1)), found)
 
     def taken(self, frames: Frames, whole: Value, first: int) -> Frames:
         """The frames from number `first` of `whole` on, as many as a step has.
@@ -183,14 +287,20 @@ class FrameWriter:
         if not by:
             return frames
         late = self.taken(frames, self.history(frames, by, 0.0, origin), 0)
-        return replace(late, delay=delay)
+        return replace(late, delay=delay, start=frames.start and frames.start.moved(by))
 
     def settled(self, frames: Frames, origin: Origin, kept: int = 0) -> Frames:
         """The frames with `before` at most `kept`; the value holds their other first frames."""
-        return self._filled(frames, max(frames.delay, -kept), origin, kept)
+        if frames.start is not None:
+            return self.filled(frames, frames.known_from(max(frames.delay, 0)), origin)
+        return self.filled(frames, max(frames.delay, -kept), origin, kept)
 
-    def _filled(self, frames: Frames, delay: int, origin: Origin, kept: int = 0) -> Frames:
-        """The frames with that delay, and with `before` at most `kept`."""
+    def filled(self, frames: Frames, delay: int, origin: Origin, kept: int = 0) -> Frames:
+        """The frames with that delay, without a start, and with `before` at most `kept`."""
+        if frames.start is not None:
+            starts, past = delay // frames.count, delay - frames.delay
+            whole = self.history(frames, past, 0.0, origin, starts)
+            return replace(self.taken(frames, whole, 0), delay=delay, start=None)
         if frames.before <= kept:
             return self.delayed(frames, delay, origin)
         known = self.masked(frames, frames.fill, frames.before + frames.delay)
@@ -291,9 +401,11 @@ class FrameWriter:
         return self._known["steps",]
 
     def aligned(self, frames: Sequence[Frames], origin: Origin) -> list[Frames]:
-        """All of `frames` with the largest of their delays, and with `before` 0."""
+        """All of `frames` with one delay, as large as the largest, and with `before` 0."""
         latest = max(0, *(each.delay for each in frames))
-        return [self._filled(each, latest, origin) for each in frames]
+        for each in frames:
+            latest = each.known_from(latest)
+        return [self.filled(each, latest, origin) for each in frames]
 
     def cut(self, value: Value, axis: int, first: int, end: int) -> Value:
         """Elements `first` up to `end` of an axis."""

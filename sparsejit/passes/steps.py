@@ -46,15 +46,16 @@ from sparsejit.passes.recognise_attention import recognise_attention
 from sparsejit.passes.rewriter import remove_dead_code
 from sparsejit.passes.step_attention import attended, common_band
 from sparsejit.passes.step_constants import rows_of_steps
-from sparsejit.passes.step_frames import Frames, FrameWriter
+from sparsejit.passes.step_frames import Frames, FrameWriter, Start
+from sparsejit.passes.step_starts import CopiedStart, copied_starts
 
 _KEEP_APART = "compute it for each frame, over channels, or over a window of frames"
 _BY_LENGTH = (
     "give a model whose operators are the same for every length, and a multiple of its hops as step"
 )
 _NO_LAST = (
-    "a stream has no last frames: pad with zeros in place of a reflection (pad_mode='constant'), "
-    "and give a multiple of the model's hops as step"
+    "a stream has no last frames: pad with zeros or copies of the first frames, and give a multiple "
+    "of the model's hops as step"
 )
 # Operators whose result holds one number where their operand does.
 _KEEP_FILL = (Expand, Permute, Reshape, Slice)
@@ -132,6 +133,9 @@ class _StepWriter:
         self.given: set[Value] = set()  # without time, from inputs
         self._steady: dict[Value, bool] = {}
         self._followers = long.follower(1), short.follower(1)
+        self._starts = copied_starts(long, short)
+        makers = (start.makers for start in self._starts.values())
+        self._copying = {node for each in makers for node in each}
         self.twins = dict(zip(long.inputs, short.inputs, strict=True))
         self._inputs(axes)
 
@@ -156,6 +160,8 @@ class _StepWriter:
             self._pair(node, twin)
             for value in self.late.intersection(node.inputs):
                 raise self._too_late(value)
+            if node in self._copying:
+                continue
             if any(value in self.frames for value in node.inputs):
                 self._timed(node, twin)
             else:
@@ -249,6 +255,9 @@ class _StepWriter:
     # Values with time
 
     def _timed(self, node: Node, twin: Node) -> None:
+        if node in self._starts:
+            self._started(node, self._starts[node])
+            return
         if any(value in self.now for value in node.inputs):
             raise self.refused(node, "reads the last frame beside all frames", _KEEP_APART)
         found = [self.frames.get(value) for value in node.inputs]
@@ -338,7 +347,10 @@ class _StepWriter:
             timed = [self._grouped(timed[0], rule.frames, node)]
             found = [*timed]
         places, cut, changing = self._followed(node, found, timed[0])
-        if not isinstance(node.op, _KEEP_FILL):
+        is_start = timed[0].start is not None
+        if is_start and isinstance(node.op, Reshape):
+            is_start = places[0].outer != 1
+        if is_start or not isinstance(node.op, _KEEP_FILL):
             timed = writer.aligned(timed, origin)
         for value, place in changing.items():
             cut[value] = self._row_of_step(node, value, place, timed[0])
@@ -423,15 +435,21 @@ class _StepWriter:
     def _grouped(self, frames: Frames, each: int, node: Node) -> Frames:
         """The frames in groups: `each` consecutive frames become one frame."""
         rate, origin = self.even(frames.rate / each), node.outputs[0].origin
-        frames = self.writer.settled(frames, origin, frames.before // each * each)
+        if frames.start is None:
+            frames = self.writer.settled(frames, origin, frames.before // each * each)
         delay = ceil(frames.delay / each)
-        late = self.writer.delayed(frames, delay * each, origin)
+        if delay >= 0 and frames.known_from(delay * each) == delay * each:
+            late = self.writer.filled(frames, delay * each, origin, frames.before)
+        else:
+            late = self.writer.delayed(frames, delay * each, origin)
         if any(length % each for length in frames.lengths):
             raise self.refused(node, "is not the same for every length", _BY_LENGTH)
         lengths = frames.lengths[0] // each, frames.lengths[1] // each
         place = late.place._replace(inner=late.place.inner * each)
         lead = late.before // each
-        return replace(late, place=place, rate=rate, lengths=lengths, delay=delay, before=lead)
+        start = late.start and late.start._replace(unit=late.start.unit * each)
+        late = replace(late, place=place, rate=rate, lengths=lengths, start=start)
+        return replace(late, delay=delay, before=lead)
 
     # Rules along time
 
@@ -449,6 +467,8 @@ class _StepWriter:
         return self._windows(node, frames, fixed, rule)
 
     def _shifted(self, node: Node, frames: Frames, rule: Shifted) -> Frames:
+        if rule.op is not None and frames.start is not None:
+            frames = self.writer.settled(frames, node.output.origin)
         moved = self.moved(node, frames, rule.before, rule.fill)
         if rule.op is not None:
             value = self.build.one(rule.op, moved.value, origin=node.output.origin)
@@ -458,11 +478,27 @@ class _StepWriter:
     def moved(self, node: Node, frames: Frames, before: int, fill: float) -> Frames:
         """The sequence after `before` frames of `fill`, or without its first -`before` frames."""
         if before > 0:
-            if frames.before and frames.fill != fill:
+            if frames.start is not None or (frames.before and frames.fill != fill):
                 frames = self.writer.settled(frames, node.outputs[0].origin)
             frames = replace(frames, fill=fill)
-        lead = max(frames.before + before, 0)
-        return replace(frames, delay=frames.delay - before, before=lead)
+        lead, start = max(frames.before + before, 0), frames.start
+        delay = frames.delay - before
+        if start is not None and start.place <= delay * start.unit:
+            start = None
+        return replace(frames, delay=delay, before=lead, start=start)
+
+    def _started(self, node: Node, start: CopiedStart) -> None:
+        """Write a concatenation that adds copies of the first frames before these."""
+        given = self.frames[start.frames].fine()
+        if given.place != BatchPlace(given.axis):
+            raise self.refused(node, "reads frames of several samples", "keep the batch apart")
+        frames = self.writer.settled(given, node.output.origin)
+        first = Start(frames.delay, start.sources) if start.sources else None
+        delay = frames.delay - len(start.sources)
+        lengths, samples = self._lengths(node, frames.place), self.samples.get(node.output)
+        made = replace(frames, delay=delay, lengths=lengths, start=first, samples=samples)
+        self.frames[node.output] = made
+        self._check_sizes(node, node.output)
 
     def _windows(
         self, node: Node, frames: Frames, fixed: list[Value], rule: Window
@@ -471,10 +507,12 @@ class _StepWriter:
         rate = self.even(frames.rate / stride)
         frames = self.moved(node, frames, rule.before, rule.fill)
         delay = max(0, ceil((frames.delay + rule.reach - stride) / stride))
+        delay = frames.known_from(delay, frames.count // stride)
+        starts = None if frames.start is None else delay // (frames.count // stride)
         past = delay * stride - frames.delay
         fill = frames.fill if frames.before else 0.0
         known = writer.masked(frames, fill, frames.before + frames.delay if frames.before else 0)
-        whole = writer.history(known, max(past, 0), fill, origin)
+        whole = writer.history(known, max(past, 0), fill, origin, starts)
         first = max(-past, 0)
         read = frames.count - stride + rule.reach
         part = writer.cut(whole, frames.axis, first, first + read)

@@ -217,7 +217,7 @@ def _cached_attention(draw: Drawing, dtype: DType, size: Mapping[str, int]) -> D
     lengths = size["queries"], keys, keys
     operands = [draw.x(size["heads"], length, depth) for length in lengths]
     filled = np.arange(keys) <= draw.random.integers(keys)
-    mask = draw.constant(filled, "mask")
+    mask = draw.constant(np.where(filled, 0, -np.inf).astype(np.float32), "mask")
     op = CachedAttention(depth**-0.5 / 4)
     return draw.done(draw.one(op, *operands, mask, name="y"))
 

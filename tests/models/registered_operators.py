@@ -178,7 +178,7 @@ CASES = [
         constants=1,
     ),
     case(
-        CachedAttention(0.3), *(floats(2, 3, 16), floats(2, 48, 16), floats(2, 48, 8), truths(48))
+        CachedAttention(0.3), *(floats(2, 3, 16), floats(2, 48, 16), floats(2, 48, 8), floats(48))
     ),
     case(
         Convolution((1, 2), (0, 1), (1, 1), groups=2, activation=Activation.TANH),

@@ -262,7 +262,7 @@ def said_by_torch(module: nn.Module, prompt: list[int], n: int, *others: Tensor)
     said = list(prompt)
     counts = "position" not in dict(module.named_buffers())
     for name, buffer in module.named_buffers():
-        if name.split(".")[-1] in ("keys", "values", "position"):
+        if name.split(".")[-1].startswith(("keys", "values", "position", "cumulative")):
             buffer.zero_()
     with torch.no_grad():
         for place in range(len(prompt) + n - 1):

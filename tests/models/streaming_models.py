@@ -113,6 +113,16 @@ def convolution(draw: st.DrawFn, channels: int, ahead: bool, stride: int = 1) ->
     return Padded(layer, max(reach - after - stride + 1, 0), after)
 
 
+def surrounded(draw: st.DrawFn, channels: int, ahead: bool) -> nn.Module:
+    """A convolution over copies of frames before the first one, and behind the last one."""
+    kernel = draw(st.integers(1, 5))
+    after = draw(st.integers(0, kernel - 1)) if ahead else 0
+    mode = draw(st.sampled_from(["reflect", "replicate"])) if ahead else "replicate"
+    padding = nn.ReflectionPad1d if mode == "reflect" else nn.ReplicationPad1d
+    layer = nn.Conv1d(channels, channels, kernel, groups=draw(st.sampled_from([1, channels])))
+    return nn.Sequential(padding((kernel - 1 - after, after)), layer)
+
+
 def pooling(draw: st.DrawFn, channels: int, ahead: bool, stride: int = 1) -> nn.Module:
     kernel = draw(st.integers(stride, 4))
     layer = draw(st.sampled_from([nn.AvgPool1d, nn.MaxPool1d]))(kernel, stride)
@@ -184,7 +194,10 @@ def attention(draw: st.DrawFn, channels: int, ahead: bool) -> nn.Module:
     return Near(channels, draw(st.integers(0, 9)), draw(st.integers(0, 2)) if ahead else 0)
 
 
-FLAT = (convolution, pooling, recurrent, norm, gate, chomped, activation, attention, skip)
+FLAT = (
+    *(convolution, surrounded, pooling, recurrent, norm, gate, chomped, activation, attention),
+    skip,
+)
 EVERY = (*FLAT, scaled, stacked)
 CHANNELS = 4
 FRAMES = 48

@@ -14,7 +14,7 @@ from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.products import Attention, CachedAttention, Linear
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.row_groups import row_groups
-from sparsejit.ir.values import Element, Origin, TensorType
+from sparsejit.ir.values import Origin, TensorType
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import FORMS, ONE_KERNEL
 from sparsejit.planner.cheapest_row import preferring
@@ -241,26 +241,41 @@ FILLED = {
 }
 
 
+LOWEST = float(np.finfo(np.float32).min)
+
+
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("number", "is_safe"), [(-np.inf, True), (-np.inf, False), (LOWEST, True), (-1e30, False)]
+)
 @pytest.mark.parametrize("mask", FILLED)
 @pytest.mark.parametrize(
     ("stack", "queries", "depth", "values"),
     [((), 1, 8, 8), ((1, 4), 2, 8, 16), ((3,), 1, 64, 64), ((2,), 3, 24, 136)],
 )
 def test_keys_behind_the_last_allowed_one_are_not_read(
-    isa: str, mask: str, stack: tuple[int, ...], queries: int, depth: int, values: int
+    isa: str,
+    mask: str,
+    number: float,
+    is_safe: bool,
+    stack: tuple[int, ...],
+    queries: int,
+    depth: int,
+    values: int,
 ) -> None:
-    """They are NaN; what is read and masked changes nothing however large its score."""
+    """They are NaN; a key that is read and forbidden changes nothing however large its score."""
     build, generator, allowed = GraphBuilder(), np.random.default_rng(3), FILLED[mask]
     shapes = [(*stack, queries, depth), (*stack, 48, depth), (*stack, 48, values)]
     given = [build.input(TensorType(shape), HERE) for shape in shapes]
-    given.append(build.input(TensorType((48,), Element.BOOL), HERE))
-    op = CachedAttention(0.4)
+    given.append(build.input(TensorType((48,)), HERE))
+    op = CachedAttention(0.4, is_safe)
     graph = build.finish(build.add(op, *given, origin=HERE))
     query, key, value = (4 * uniform(generator, shape) for shape in shapes)
     key[..., ~allowed, :] *= 100
-    expected = op.reference(*(x.astype(float) for x in (query, key, value)), allowed)[0]
-    end = -(-(int(allowed.nonzero()[0].max(initial=-1)) + 1) // 16) * 16
-    key[..., end:, :] = value[..., end:, :] = np.nan
-    found = run_graph(graph, [query, key, value, allowed], Target.named(isa))[0]
+    line = np.where(allowed, 0, number).astype(np.float32)
+    expected = op.reference(*(x.astype(float) for x in (query, key, value, line)))[0]
+    if allowed.any():
+        end = -(-(int(allowed.nonzero()[0].max()) + 1) // 16) * 16
+        key[..., end:, :] = value[..., end:, :] = np.nan
+    found = run_graph(graph, [query, key, value, line], Target.named(isa))[0]
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runnable import ISAS
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, softmax
 
@@ -205,3 +206,127 @@ def test_samples_of_a_batch_have_the_bits_they_have_alone(tokens: int) -> None:
         whole = fast(*x)
         for sample in range(5):
             assert torch.equal(fast(*(part[sample : sample + 1] for part in x))[0], whole[sample])
+
+
+# Masks of a call as decoders with static caches write them; `allowed`: true for keys to read.
+LOWEST = torch.finfo(torch.float32).min
+Masked = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def with_sum(number: float) -> Masked:
+    """transformers' eager attention: scores and 0 or a number are added."""
+
+    def function(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return added(torch.where(allowed, 0.0, number), q, k, v)
+
+    return function
+
+
+def with_floats(number: float) -> Masked:
+    def function(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(torch.where(allowed, 0.0, number), q, k, v)
+
+    return function
+
+
+def with_products(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Older transformers: a matrix of the least number, times where it stands."""
+    return added(torch.full(allowed.shape, LOWEST) * ~allowed, q, k, v)
+
+
+def with_choice(number: float) -> Masked:
+    def function(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = 0.3 * (q @ k.transpose(-2, -1))
+        return softmax(torch.where(allowed, scores, number), dim=-1) @ v
+
+    return function
+
+
+CACHE_MASKS: dict[str, Masked] = {
+    "bools": sdpa,
+    "floats": with_floats(LOWEST),
+    "floats of -inf": with_floats(-np.inf),
+    "sum": with_sum(LOWEST),
+    "sum of -inf": with_sum(-np.inf),
+    "sum of a little": with_sum(-20.0),
+    "products": with_products,
+    "fill": filled(LOWEST),
+    "fill of less": filled(-1e9),
+    "fill of -inf": filled(-np.inf),
+    "choice": with_choice(LOWEST),
+    "choice of -inf": with_choice(-np.inf),
+}
+
+
+class OfCall(nn.Module):
+    """Attention under a mask that a call gives."""
+
+    def __init__(self, function: Masked) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.function(allowed, q, k, v)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("name", CACHE_MASKS)
+def test_masks_of_a_call_are_torchs(name: str, queries: int, isa: str) -> None:
+    """A row without a key has torch's result: equal shares, zeros or NaN."""
+    torch.manual_seed(0)
+    model, random = OfCall(CACHE_MASKS[name]), np.random.default_rng(0)
+    q, k, v = torch.randn(1, 2, queries, 8), torch.randn(1, 2, 48, 8), torch.randn(1, 2, 48, 16)
+    for rows in (1, queries):
+        allowed = torch.ones(1, 1, rows, 48, dtype=torch.bool)
+        fast = sparsejit.compile(model, (allowed, q, k, v), target=isa, free_batch=False)
+        kinds = [type(node.op).__name__ for node in fast.graph.nodes]
+        assert ("CachedAttention" in kinds) == (rows == 1)
+        for density in (0.0, 0.02, 0.1, 0.5, 1.0):
+            allowed = torch.from_numpy(random.random((1, 1, rows, 48)) < density)
+            given = allowed, q * random.choice([1, 30]), k, v
+            with torch.no_grad():
+                wanted = model(*given)
+            np.testing.assert_allclose(fast(*given), wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_mask_of_numbers_that_a_call_gives(isa: str) -> None:
+    """A line of any numbers is added, such as a bias of distance with keys that are forbidden."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 2, 8), torch.randn(1, 2, 48, 8), torch.randn(1, 2, 48, 16)
+    distance = -0.3 * torch.arange(48.0).flip(0)
+    masks = [distance.where(torch.arange(48) < end, LOWEST) for end in (0, 1, 17, 48)]
+    masks += [torch.full((48,), -3.0), torch.where(torch.arange(48) == 40, 2.0, -1e9)]
+    masks = [mask[None] for mask in masks]
+    for function, nothing in ((sdpa, 0.0), (added, np.nan)):
+        model = OfCall(function)
+        fast = sparsejit.compile(model, (masks[0], q, k, v), target=isa, free_batch=False)
+        assert any(type(node.op).__name__ == "CachedAttention" for node in fast.graph.nodes)
+        for mask in masks:
+            with torch.no_grad():
+                wanted = model(mask, q, k, v)
+            np.testing.assert_allclose(fast(mask, q, k, v), wanted, rtol=2e-5, atol=2e-5)
+        forbidden = fast(torch.full((1, 48), -np.inf), q, k, v).numpy()
+        np.testing.assert_array_equal(forbidden, np.full(forbidden.shape, nothing))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_heads_of_queries_that_share_keys_read_these_once(isa: str) -> None:
+    """As transformers repeats keys and values for groups of heads: no copy of the cache."""
+    torch.manual_seed(0)
+
+    def repeated(x: Tensor) -> Tensor:
+        return x[:, :, None].expand(1, 2, 3, 48, x.shape[-1]).reshape(1, 6, 48, x.shape[-1])
+
+    def grouped(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return with_sum(LOWEST)(allowed, q, repeated(k), repeated(v))
+
+    q, k, v = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 48, 8), torch.randn(1, 2, 48, 16)
+    model, allowed = OfCall(grouped), torch.arange(48)[None] < 20
+    fast = sparsejit.compile(model, (allowed, q, k, v), target=isa, free_batch=False)
+    (node,) = (n for n in fast.graph.nodes if type(n.op).__name__ == "CachedAttention")
+    assert [value.shape for value in node.inputs[:3]] == [(1, 2, 3, 8), k.shape, v.shape]
+    np.testing.assert_allclose(
+        fast(allowed, q, k, v), model(allowed, q, k, v), rtol=2e-5, atol=2e-5
+    )

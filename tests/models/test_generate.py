@@ -314,6 +314,44 @@ def test_sound_becomes_tokens() -> None:
     assert said == said_by_torch(module, PROMPT, 40, states) and len(set(said)) > 5
 
 
+@pytest.mark.parametrize(("attention", "pairs"), [("eager", 2), ("eager", 4), ("sdpa", 2)])
+def test_static_caches_of_transformers(attention: str, pairs: int) -> None:
+    """Its masks are floats of 0 and the least number, or bools; heads share keys and values."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": pairs}
+    config = transformers.LlamaConfig(
+        vocab_size=37, **sizes, **heads, attn_implementation=attention, initializer_range=0.3
+    )
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = transformers.LlamaForCausalLM(config)
+            self.cache = transformers.StaticCache(config, max_cache_len=64)
+            self.cache.early_initialization(1, pairs, 8, torch.float32, "cpu")
+            for layer, n, name in self.parts():
+                self.register_buffer(f"{name}_{n}", getattr(layer, name))
+
+        def parts(self) -> list[tuple[Any, int, str]]:
+            names = "keys", "values", "cumulative_length"
+            return [(each, n, name) for n, each in enumerate(self.cache.layers) for name in names]
+
+        def forward(self, token: Tensor, position: Tensor) -> Tensor:
+            for layer, n, name in self.parts():
+                setattr(layer, name, getattr(self, f"{name}_{n}"))
+            given = {"past_key_values": self.cache, "use_cache": True}
+            return self.model(input_ids=token, position_ids=position[None], **given).logits
+
+    module = Decoder().eval()
+    fast = sparsejit.compile(module, (TOKEN, PLACE))
+    kinds = [type(node.op).__name__ for node in fast.graph.nodes]
+    assert kinds.count("CachedAttention") == 2 and "Bmm" not in kinds
+    said = sparsejit.generate(fast, PROMPT, 40).tolist()
+    assert said == said_by_torch(module, PROMPT, 40) and len(set(said)) > 5
+
+
 @pytest.mark.skipif(not STORIES.exists(), reason="needs ../shared/data/llama")
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_trained_decoder_tells_its_story(isa: str) -> None:

@@ -194,22 +194,34 @@ def cached(
     keys: int = 32,
     number: float = -np.inf,
     key_stack: tuple[int, ...] = (1, 4),
+    is_safe: bool = True,
 ) -> Graph:
-    """Attention to a cache under a mask that is an input."""
+    """Attention to a cache under a mask that is an input: bools, or with number 0 what is added."""
     s = Sketch()
     q, k = s.input(1, 4, queries, depth), s.input(*key_stack, keys, depth)
-    v, allowed = s.input(1, 4, keys, 16), s.input(*mask, element=Element.BOOL)
-    scores = s(Bmm(transposed=True, scale=0.5), q, k)
-    x = s("where", allowed, scores, s.constant(np.float32(number)))
+    v = s.input(1, 4, keys, 16)
+    allowed = s.input(*mask, element=Element.BOOL if number else Element.FLOAT32)
+    scores = s(Bmm(transposed=True, scale=0.25), q, k)
+    scores = s("mul", scores, s.constant(np.float32(2)))
+    if number:
+        x = s("where", allowed, scores, s.constant(np.float32(number)))
+    else:
+        x = s("add", scores, allowed)
+    if not is_safe:
+        return s.finish(s(Bmm(), s(softmax(x.shape), x), v))
     numbers = (s.constant(np.float32(each)) for each in (LEAST_SCORE, LEAST_TOTAL))
     return s.finish(s(Bmm(), s(safe_softmax(x.shape), x, *numbers), v))
 
 
+@pytest.mark.parametrize("is_safe", [True, False])
+@pytest.mark.parametrize("number", [-np.inf, LOWEST, -1e9, 0])
 @pytest.mark.parametrize("mask", [(32,), (1, 32), (1, 1, 1, 32)])
-def test_attention_to_a_cache_is_one_operator(mask: tuple[int, ...]) -> None:
-    before = cached(mask)
+def test_attention_to_a_cache_is_one_operator(
+    mask: tuple[int, ...], number: float, is_safe: bool
+) -> None:
+    before = cached(mask, number=number, is_safe=is_safe)
     after = applied(run_passes, before)
-    assert node_of(after, CachedAttention).op == CachedAttention(0.5)
+    assert node_of(after, CachedAttention).op == CachedAttention(0.5, is_safe)
     assert "Bmm" not in kinds(after)
 
 
@@ -219,10 +231,11 @@ def test_attention_to_a_cache_is_one_operator(mask: tuple[int, ...]) -> None:
         cached(mask=(2, 32)),  # a mask for each query
         cached(mask=(4, 1, 32)),
         cached(mask=(1,)),
+        cached(mask=(1,), number=0),
         cached(queries=9),
         cached(depth=12),
         cached(keys=24, mask=(24,)),
-        cached(number=-1e9),  # forbids no key in a row without any
+        cached(number=-1e4),  # adds to the powers of scores that are as low
         cached(key_stack=(1, 1)),  # one cache for all heads
     ],
 )

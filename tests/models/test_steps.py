@@ -137,6 +137,28 @@ def test_a_batch_that_is_fixed_has_no_streams_together() -> None:
     assert off_by(y, model(x).detach().numpy(), 0) < IN_SINGLE
 
 
+FIXED = {
+    "a number": (lambda x: x.reshape(1, 4, -1), "torch.export fixes it"),
+    "a mean": (lambda x: x - x.mean(0, keepdim=True), "mean over the batch"),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_model_that_fixes_its_batch_says_why(name: str, tmp_path: Path) -> None:
+    function, why = FIXED[name]
+    model = nn.Sequential(Padded(nn.Conv1d(4, 4, 3), 2), Of(function)).eval()
+    x = torch.randn(1, CHANNELS, FRAMES)
+    fast = sparsejit.compile(model, (x,), step=4)
+    fast.save(tmp_path / "step.sjit")
+    for each in (fast, sparsejit.load(tmp_path / "step.sjit")):
+        (line,) = (line for line in each.explain().lines if "the batch is fixed: " in line)
+        assert why in line and line.endswith("or use stream() for each")
+        with pytest.raises(InvalidInput, match=f"streams cannot share .*{why}"):
+            each.streams(2)
+    y = fast.stream().run(x.numpy(), out_axis=-1)
+    assert off_by(y, model(x).detach().numpy(), 0) < IN_SINGLE
+
+
 class Of(nn.Module):
     """A function of x (batch, channels, time)."""
 
@@ -415,7 +437,7 @@ REFUSED = {
         ),
         "give a window",
     ),
-    "reflection": (lambda x: functional.pad(x, (2, 2), mode="reflect"), "in place of a reflection"),
+    "wrapped": (lambda x: functional.pad(x, (2, 2), mode="circular"), "has no last frames"),
     "flattened": (lambda x: x.flatten(1), "time inside of another axis"),
     "last frame ahead": (lambda x: functional.max_pool1d(x, 3, 1, 1)[..., -1], "looks ahead"),
     "uneven means": (

@@ -32,7 +32,7 @@ from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_
 from sparsejit.frontends.states import GivenStates, ModelInterface, states_of
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.state import State
+from sparsejit.ir.state import State, fixed_batch_note
 from sparsejit.lowering.context import ModelOptions, Progress, progress_function
 from sparsejit.lowering.kept_weights import KeptWeights, kept_weights
 from sparsejit.lowering.tiles import batch_tiles
@@ -157,7 +157,9 @@ class ModelCompiler:
     def _step_graphs(self, found: ReadStep) -> tuple[ModelOptions, list[TiledGraph]]:
         """The options, and the graphs of a step for each tile, the main one first."""
         if found.sized is None:
-            return self.options, [TiledGraph(found.made.graph, None)]
+            graph, why = found.made.graph, found.why_fixed
+            notes = (*graph.notes, *([fixed_batch_note(why)] if why else []))
+            return self.options, [TiledGraph(replace(graph, notes=notes), None)]
         return self._tiled(found.graph, found.batch)
 
     def scales(

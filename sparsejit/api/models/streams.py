@@ -22,6 +22,7 @@ from sparsejit.api.models.stepped import StateValues, SteppedModel, StreamedMode
 from sparsejit.api.models.variant import Variant, lowered_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import TENSOR, flatten, unflatten
+from sparsejit.ir.state import fixed_batch_of
 from sparsejit.ir.values import Array
 from sparsejit.native.copying import NotCopied
 from sparsejit.runtime.filled_memory import fill, fills
@@ -303,6 +304,8 @@ def _check_batch(streamed: StreamedModel) -> None:
     """Raise InvalidInput for a model whose states do not have a free batch."""
     axes = streamed.variant.batch_axes
     if axes is None and streamed.states:
+        if note := fixed_batch_of(streamed.variant.graph.notes):
+            raise InvalidInput(f"streams cannot share the code of this model, since {note}")
         raise InvalidInput(
             "the batch of this model is fixed, so that streams cannot share its code; compile a "
             "model whose batch is free (free_batch=True), or use stream() for each"

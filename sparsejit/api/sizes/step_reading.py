@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
@@ -119,6 +118,7 @@ class ReadStep(NamedTuple):
         made: the step, for the batch of the example, or for several samples if that is free
         sized: the graphs of the step for any batch; None where the batch is fixed
         batch: the samples of the example
+        why_fixed: the reason why the batch is fixed, where a free one was wanted; else empty
     """
 
     inputs: Nest
@@ -126,6 +126,7 @@ class ReadStep(NamedTuple):
     made: StepGraph
     sized: SizedBatch | None
     batch: int
+    why_fixed: str = ""
 
     def graph(self, samples: int) -> Graph:
         """The step for a number of samples, which lie on axis 0. The batch must be free."""
@@ -141,11 +142,14 @@ def read_step(
 
     Raises InvalidInput where its size is no multiple of strides.
     """
+    why = ""
     try:
         if free_batch:
-            with suppress(SamplesMixed, UnsupportedOperator):
+            try:
                 return _read(read, args, size, free_batch=True)
-        return _read(read, args, size)
+            except (SamplesMixed, UnsupportedOperator) as error:
+                why = str(error)
+        return _read(read, args, size)._replace(why_fixed=why)
     except UnevenStep as error:
         whole = error.whole
     while True:

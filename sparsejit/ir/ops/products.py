@@ -133,18 +133,25 @@ class Attention(Operator):
         return ((powers / np.where(total > 0, total, 1)) @ value,)
 
 
+# The greatest mask of a key that `CachedAttention` need not read.
+FORBIDDING = -1e30
+
+
 @dataclass(frozen=True)
 class CachedAttention(Operator):
-    """softmax(scale Q K^T) V over the keys of a cache that a mask allows, the same for all queries.
+    """softmax(scale Q K^T + mask) V over the keys of a cache, with one mask for all queries.
 
-    Keys behind the last allowed one are not read. A row without any key becomes zeros.
+    A mask of at most FORBIDDING stands in the place of its scores, and keys behind the last other
+    one are not read. If all masks are at most that, all keys are read. A row of -infinity becomes
+    zeros if `is_safe`, else NaN.
     """
 
     scale: float = 1.0
+    is_safe: bool = True
 
     types: ClassVar[str] = (
         "query float32 [*stack, n, d], key float32 [*stack, m, d], value float32 [*stack, m, e], "
-        "mask bool [m] -> float32 [*stack, n, e]"
+        "mask float32 [m] -> float32 [*stack, n, e]"
     )
     needs: ClassVar[str] = (
         ", with d and e multiples of 8, m a multiple of 16, and a scale of at most "
@@ -161,5 +168,11 @@ class CachedAttention(Operator):
         return results
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        *rest, mask = operands
-        return Attention(self.scale).reference(*rest, mask[None])
+        query, key, value, mask = operands
+        scores = self.scale * (query @ key.swapaxes(-1, -2))
+        scores = np.where(mask <= FORBIDDING, mask, scores + mask)
+        largest = scores.max(axis=-1, keepdims=True)
+        powers = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
+        total = powers.sum(axis=-1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            return ((powers / np.where((total == 0) & self.is_safe, 1, total)) @ value,)

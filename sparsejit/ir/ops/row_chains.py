@@ -5,10 +5,13 @@ Constants are operands of one element, so that a chain holds no numbers of its o
 
 from functools import lru_cache
 
+import numpy as np
+
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
 
-# `safe_softmax`: the least shift of a row's scores, and the least sum of its powers.
-LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
+# `safe_softmax`: the least shift of a row's scores, and the least sum of its powers. The shift is
+# the least finite number, which masks are made of: a row of these has equal shares.
+LEAST_SCORE, LEAST_TOTAL = float(np.finfo(np.float32).min), 1e-30
 
 
 class ChainWriter:

@@ -29,7 +29,7 @@ class Embedding(Operator):
         _, table = places
         if table is None or table.axis:
             return Apart()
-        remedy = "pad with zeros in place of a reflection (pad_mode='constant')"
+        remedy = "take them from the first ones alone, joined before all frames, or pad with zeros"
         return Whole("takes frames by their number", remedy)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:

@@ -99,7 +99,8 @@ def lower_cached_attention(low: Lowering, node: Node) -> None:
     assert isinstance(node.op, CachedAttention)
     query, key, value, _ = node.inputs
     stack, queries, (keys, depth) = prod(query.shape[:-2]), query.shape[-2], key.shape[-2:]
-    spec = CachedQueries(stack, queries, keys, depth, value.shape[-1], node.op.scale)
+    sizes = stack, queries, keys, depth, value.shape[-1]
+    spec = CachedQueries(*sizes, node.op.scale, node.op.is_safe)
     into = low.dense_result(node.output)
 
     def emit(asm: Assembler, at: Locations) -> None:
