@@ -103,7 +103,7 @@ class WalkLayout:
 def walk_layout(trees: Trees) -> WalkLayout:
     """Lay trees out as records; raises CompileError for trees too large for 32-bit indices."""
     slots, order = Slots.of(trees), tree_order(trees)
-    owner, nodes = _level_order(trees, order)
+    owner, nodes = level_order(trees, order)
     counts = np.bincount(owner, minlength=len(order))
     first = 2 + 2 * np.concatenate([[0], np.cumsum(counts + 1)])
     records, bits = int(first[-1]), len(slots).bit_length()
@@ -137,7 +137,7 @@ def tree_order(trees: Trees) -> Array:
     return np.lexsort((-trees.tree_heights, trees.trees[:, 1]))
 
 
-def _level_order(trees: Trees, order: Array) -> tuple[Array, Array]:
+def level_order(trees: Trees, order: Array) -> tuple[Array, Array]:
     """Return the nodes of every tree, tree after tree, level by level.
 
     The first array is the place in `order` of each node's tree, the second the nodes.

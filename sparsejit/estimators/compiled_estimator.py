@@ -312,9 +312,9 @@ class CompiledEstimator(Compiled):
         Args:
             method: a name in `methods`
             X: (samples, n_features_in_)
-            options: for `predict` of LightGBM raw_score, pred_leaf; of XGBoost output_margin,
-                pred_leaf. For any method of LightGBM start_iteration, num_iteration, of XGBoost
-                iteration_range.
+            options: for `predict` of LightGBM raw_score, pred_leaf, pred_contrib; of XGBoost
+                output_margin, pred_leaf, pred_contribs. For any method of LightGBM
+                start_iteration, num_iteration, of XGBoost iteration_range.
 
         Raises:
             InvalidInput: the estimator refuses X, or an option makes no sense
@@ -326,7 +326,7 @@ class CompiledEstimator(Compiled):
             )
         x = self._input.read(X)
         if options:
-            return self._run_asked(method, x, options)
+            return self._run_asked(method, X, x, options)
         key = method, x.dtype, x.shape[1] != self._input.width
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
         (result,) = call(x)
@@ -334,9 +334,9 @@ class CompiledEstimator(Compiled):
             return _framed(result, self._source.outputs, X)
         return result if finish is None else finish(result)
 
-    def _run_asked(self, method: str, x: Array, options: dict[str, Any]) -> Any:
+    def _run_asked(self, method: str, X: Any, x: Array, options: dict[str, Any]) -> Any:
         """The result that options ask for; leaves are of all rounds, and cut."""
-        source, is_sparse = self._source, x.shape[1] != self.n_features_in_
+        source, is_sparse = self._source, x.shape[1] != self._input.width
         known = source.graphs[_FLOAT32.name]
         asked = asked_for(self._input.library, source.rounds, method, options, known)
         kind, rounds = x_kind(x.dtype.name, is_sparse), asked.rounds
@@ -348,7 +348,10 @@ class CompiledEstimator(Compiled):
         if is_leaf and rounds is not None:
             each = found.shape[1] // source.rounds
             found = found[:, rounds[0] * each : rounds[1] * each]
-        return found
+        is_contribution = asked.method == "pred_contrib"
+        keeps = is_contribution and self._input.library == "lightgbm" and hasattr(X, "tocsr")
+        # A step before may have made a matrix dense, or an array sparse.
+        return _sparse_like(X, found) if keeps and self._input.name != "Pipeline" else found
 
     @property
     def _most_texts(self) -> int:
@@ -365,6 +368,8 @@ class CompiledEstimator(Compiled):
         if method in _LEAVES:
             dtype = {"lightgbm": np.int32, "xgboost": np.float32}.get(self._input.library)
             return partial(np.ndarray.astype, dtype=dtype) if dtype is not None else None
+        if method == "pred_contrib" and self._input.library == "xgboost":
+            return partial(np.ndarray.astype, dtype=np.float32)
         finish: Callable[[Array], Any] | None = None
         if element is Element.BOOL:
             finish = partial(np.ndarray.astype, dtype=self._flags)
@@ -393,6 +398,15 @@ def _labelled_columns(targets: Sequence[Array], places: Array) -> Array:
 def _split(counts: Sequence[int], found: Array) -> list[Array]:
     """The results of each column of y, which lie side by side."""
     return np.split(found, np.cumsum(counts)[:-1], axis=1)
+
+
+def _sparse_like(X: Any, found: Array) -> Any:
+    """Contributions as LightGBM has them for a sparse X: sparse, in a list for several classes."""
+    kinds: Any = import_module("scipy.sparse")
+    kind = kinds.csc_matrix if isinstance(X, kinds.csc_matrix) else kinds.csr_matrix
+    parts = np.split(found, found.shape[1] // (X.shape[1] + 1), axis=1)
+    matrices = [kind(part) for part in parts]
+    return matrices if len(matrices) > 1 else matrices[0]
 
 
 def _framed(result: Array, columns: Array, X: Any) -> Any:

@@ -125,12 +125,29 @@ def has_frame_categories(estimator: Any) -> bool:
 
 _LESS, _GREATER, _GREATER_EQUAL = 2, 4, 5  # treelite's numbers of comparisons; below is equality
 _CATEGORICAL = 2  # treelite's number of a categorical node
+# The field by which a library counts the samples of a node.
+_SIZES = {"lightgbm": "data_count", "xgboost": "sum_hess"}
 _SINGLE_TREES = {
     "DecisionTreeClassifier": "RandomForestClassifier",
     "DecisionTreeRegressor": "RandomForestRegressor",
     "ExtraTreeClassifier": "ExtraTreesClassifier",
     "ExtraTreeRegressor": "ExtraTreesRegressor",
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The nodes of trees as the library has them, before any becomes a search or reads other X.
+
+    By node: its `number` among a forest's nodes, its feature of `features`, its left and right
+    child as in nodes, and the `shares` of its samples that go there, by the fit.
+    """
+
+    features: int
+    number: Array
+    feature: Array
+    children: Array
+    shares: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +160,8 @@ class ReadForest:
     `rest` are the remainders of leaves and base behind their rounding to float32. `leaf_numbers`
     are the library's numbers of the leaves in their trees. With `linear` leaves are linear models;
     `operands` then have a leaf for each, and behind them its plain value, for missing features.
-    `rounds` is the number of boosting rounds, each of as many trees; 0 for another forest.
+    `rounds` is the number of boosting rounds, each of as many trees; 0 for another forest. `splits`
+    are known of boosters whose leaves have one number.
     """
 
     features: int
@@ -158,6 +176,7 @@ class ReadForest:
     leaf_numbers: Array | None = None
     linear: LinearLeaves | None = None
     rounds: int = 0
+    splits: Splits | None = None
 
     @property
     def outputs(self) -> int:
@@ -284,9 +303,12 @@ class _Reader:
         self.width = int(np.prod(_array(self.header, "leaf_vector_shape")))
         self.nodes, self.leaves = Nodes(), [np.zeros((0, self.width))]
         self.leaf_count = 0
+        self.split_rows, self.shares = [np.zeros((0, 4), np.int64)], [np.zeros((0, 2))]
+        self.sizes = ""
 
     def read(self, estimator: Any) -> ReadForest:
         header, count = self.header, self.model.num_tree
+        self.sizes = _SIZES.get(type(estimator).__module__.split(".")[0], "")
         targets, classes = _array(header, "target_id"), _array(header, "class_id")
         column = np.maximum(targets, 0) * self.most_classes + np.maximum(classes, 0)
         if self.width > 1 and self.width != self.outputs:
@@ -324,6 +346,7 @@ class _Reader:
             type(estimator).__module__.startswith("xgboost"),
             np.concatenate([np.zeros(0, np.int64), *self.numbers]),
             rounds=_rounds(estimator, self.light),
+            splits=self._splits(),
         )
         centre = _centre(forest.features, *operands[:2])
         linear = linear_leaves(self.light, self.numbers, centre) if self.light else None
@@ -353,6 +376,10 @@ class _Reader:
         goes_left = (_array(tree, "default_left")[inner] != 0) != swapped
         feature = _array(tree, "split_index")[inner]
         rows = np.column_stack([feature, children, goes_left]).astype(np.int64)
+        below = np.stack([left[inner], right[inner]], axis=1)
+        below[swapped] = below[swapped, ::-1]
+        self.split_rows.append(np.column_stack([place[inner], rows[:, :3]]))
+        self.shares.append(self._shares(tree, inner, below))
         self.nodes.add(thresholds, rows)
         own_thresholds, own_rows = self.nodes.thresholds[-1], self.nodes.rows[-1]
         for which in np.flatnonzero(categorical):
@@ -360,6 +387,25 @@ class _Reader:
             found = self.categories.add_search(self.nodes, rows[which], members, is_right)
             own_thresholds[which], own_rows[which] = found
         return int(place[0])
+
+    def _shares(self, tree: Any, inner: Array, below: Array) -> Array:
+        """The shares of samples that go from nodes to the ones below them; NaN if not known."""
+        sizes = _array(tree, self.sizes) if self.sizes else np.zeros(0)
+        if len(sizes) <= below.max(initial=0):
+            return np.full(below.shape, np.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: Array = sizes[below] / sizes[inner].astype(np.float64)[:, None]
+        return found
+
+    def _splits(self) -> Splits | None:
+        """The nodes of all trees; None where shares are not known, or leaves have several numbers.
+
+        A fit may have counted no samples at a node.
+        """
+        shares, rows = np.concatenate(self.shares), np.concatenate(self.split_rows)
+        if not self.sizes or self.width > 1 or not np.isfinite(shares).all():
+            return None
+        return Splits(int(self.model.num_feature), rows[:, 0], rows[:, 1], rows[:, 2:], shares)
 
     def _add_leaves(self, tree: Any, outer: Array) -> None:
         if self.width == 1:
@@ -415,7 +461,14 @@ def _with_lines(forest: ReadForest, linear: LinearLeaves, estimator: Any) -> Rea
         base,
     )
     numbers = np.tile(forest.leaf_numbers, 2) if forest.leaf_numbers is not None else None
-    return replace(forest, operands=operands, rest=None, leaf_numbers=numbers, linear=linear)
+    return replace(
+        forest,
+        operands=operands,
+        rest=None,
+        leaf_numbers=numbers,
+        linear=linear,
+        splits=None,
+    )
 
 
 def _categories(tree: Any, number: int) -> Array:

@@ -14,17 +14,17 @@ from typing import Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.ops.forest import Forest
+from sparsejit.ir.ops.forest import Contributions, Forest
 from sparsejit.ir.values import TensorType, Value
 
-BY_OPTION = ("raw_score", "pred_leaf")
+BY_OPTION = ("raw_score", "pred_leaf", "pred_contrib")
 # Options that are true for another result, and the method that computes it; None where none does.
 _RESULTS: Mapping[str, Mapping[str, str | None]] = {
-    "lightgbm": {"raw_score": "raw_score", "pred_leaf": "pred_leaf", "pred_contrib": None},
+    "lightgbm": {name: name for name in BY_OPTION},
     "xgboost": {
         "output_margin": "raw_score",
         "pred_leaf": "pred_leaf",
-        "pred_contribs": None,
+        "pred_contribs": "pred_contrib",
         "approx_contribs": None,
         "pred_interactions": None,
     },
@@ -121,7 +121,7 @@ def with_rounds(graph: Graph, rounds: int, taken: tuple[int, int]) -> Graph:
     """The graph whose forests sum the trees of these rounds alone; means are of these."""
     constants, nodes = dict(graph.constants), []
     for node in graph.nodes:
-        if isinstance(node.op, Forest):
+        if isinstance(node.op, Forest | Contributions):
             trees = node.inputs[4]
             each = constants[trees]
             size = len(each) // rounds
@@ -129,10 +129,10 @@ def with_rounds(graph: Graph, rounds: int, taken: tuple[int, int]) -> Graph:
             shorter = Value(TensorType(kept.shape, trees.type.element), trees.origin)
             constants[shorter] = kept
             inputs = (*node.inputs[:4], shorter, *node.inputs[5:])
-            scale = node.op.scale
-            if scale != 1.0:
-                scale *= rounds / (taken[1] - taken[0])
-            node = replace(node, op=replace(node.op, scale=scale), inputs=inputs)
+            node = replace(node, inputs=inputs)
+            if isinstance(node.op, Forest) and node.op.scale != 1.0:
+                scale = node.op.scale * rounds / (taken[1] - taken[0])
+                node = replace(node, op=replace(node.op, scale=scale))
         nodes.append(node)
     used = {value for node in nodes for value in node.inputs}
     kept_constants = {value: array for value, array in constants.items() if value in used}

@@ -8,12 +8,13 @@ Isolation forests are scored as in scikit-learn's `_iforest.py`:
     score_samples = -2 ^ -(depth / (trees * c))        c: the mean depth among `_max_samples`
     predict       = 1 where score_samples >= offset_, else -1
 
-Depths are float64 there. `predict` compares the sum of depths minus the least sum of an inlier with
-0, in two sums of float32: of the rounded depths, and of the remainders of rounding. So a sample
-whose score is the offset itself stays an inlier.
+Depths are float64 there, and here: a leaf has its rounded depth and the remainder of rounding, of
+which scores add the sums. `predict` compares the sum of depths minus the least sum of an inlier
+with 0, in two sums of float32. So a sample whose score is the offset itself stays an inlier.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.catboost_models import second_from as catboost_bound
+from sparsejit.estimators.double_values import double_formula, flat
 from sparsejit.estimators.forest_bags import own_trees
 from sparsejit.estimators.forest_reading import ReadForest
 from sparsejit.estimators.lightgbm_text import LinearLeaves
@@ -116,10 +118,7 @@ def forest_sum(
     writer: EstimatorWriter, forest: ReadForest, result: Element = Element.FLOAT32
 ) -> Value:
     """Write the sums of leaves, (batch, outputs)."""
-    x = writer.x
-    if not np.isnan(forest.missing):
-        is_missing = writer.at("missing").pointwise("equal", x, forest.missing)
-        x = writer.pointwise("where", is_missing, float("nan"), x)
+    x = compared_x(writer, forest)
     if forest.linear is not None:
         return _linear_sum(writer, x, forest, forest.linear)
     element = x.type.element
@@ -130,6 +129,14 @@ def forest_sum(
     return writer.at("forest").one(Forest(forest.scale, element, result), x, *constants)
 
 
+def compared_x(writer: EstimatorWriter, forest: ReadForest) -> Value:
+    """Write x, NaN where it counts as missing for the forest."""
+    if np.isnan(forest.missing):
+        return writer.x
+    is_missing = writer.at("missing").pointwise("equal", writer.x, forest.missing)
+    return writer.pointwise("where", is_missing, float("nan"), writer.x)
+
+
 def _linear_sum(
     writer: EstimatorWriter, given: Value, forest: ReadForest, linear: LinearLeaves
 ) -> Value:
@@ -138,15 +145,7 @@ def _linear_sum(
     The forest of an output sums the coefficients of the leaves that x reaches; their product with
     x is the sum of the leaves' lines.
     """
-    element = given.type.element
-    neutral = np.array([0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, 0.0])
-    numbers = np.tile(neutral[:, None], len(linear.features))
-    numbers[CENTRE] = linear.centre
-    constants = (
-        writer.constant(linear.features, "lines"),
-        writer.constant(numbers, "lines.numbers", Element.FLOAT64),
-    )
-    x = writer.at("lines").one(ScaledColumns(element), given, *constants)
+    x = _line_columns(writer, given, forest.rounds_x, linear)
     thresholds, nodes, leaves, trees, base = forest.operands
     lines = np.column_stack([linear.coefficients, linear.numbers])
     plain = leaves[len(lines) :, 0]
@@ -165,6 +164,28 @@ def _linear_sum(
         line = f.finish(f("row_sum", terms), shape=(writer.batch, count))
         sums.append(writer.pointwise("add", line, sliced(writer, found, 1, count, count + 1)))
     return joined(writer, sums, 1)
+
+
+def _line_columns(
+    writer: EstimatorWriter, given: Value, rounds_x: bool, linear: LinearLeaves
+) -> Value:
+    """Write the columns that lines read, behind the steps before the forest, less their centres.
+
+    Missing ones are 0.
+    """
+    if linear.steps:
+        is_whole = writer.x.shape[1] > writer.features
+        writer.begin(linear.steps)
+        given = writer.columns(Element.FLOAT32 if rounds_x else Element.FLOAT64)
+        writer.begin((), is_whole)
+    neutral = np.array([0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, 0.0])
+    numbers = np.tile(neutral[:, None], len(linear.features))
+    numbers[CENTRE] = linear.centre
+    constants = (
+        writer.constant(linear.features, "lines"),
+        writer.constant(numbers, "lines.numbers", Element.FLOAT64),
+    )
+    return writer.at("lines").one(ScaledColumns(given.type.element), given, *constants)
 
 
 def leaf_places(forest: ReadForest) -> Write:
@@ -476,14 +497,15 @@ def isolation_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     always = 0.0 if unit else float(_is_in(estimator, 1.0)) - 0.5
     base = np.array([always - near, near - least], np.float32)
     compared = replace(forest, operands=(thresholds, nodes, leaves, trees, base), scale=_one(unit))
-    mean = (thresholds, nodes, leaves[:, :1], trees, np.array([0.0 if unit else 1.0], np.float32))
+    mean = (thresholds, nodes, leaves, trees, np.array([_one(not unit), 0.0], np.float32))
     depth = replace(forest, operands=mean, scale=1 / unit if unit else 0.0)
 
     def score(writer: EstimatorWriter, offset: float) -> Value:
-        mean = reshaped(writer, forest_sum(writer, depth), (writer.batch,))
-        f = writer.at("score").formula("score")
-        power = f("neg", f("exp2", f("neg", mean)))
-        return f.finish(f("sub", power, offset) if offset else power)
+        sums = forest_sum(writer, depth, Element.FLOAT64)
+        f = double_formula(writer, "score")
+        power = f("neg", f("exp", f("mul", f("row_sum", sums), -math.log(2))))
+        found = f.finish(f("sub", power, offset) if offset else power, shape=sums.shape)
+        return flat(writer, found)
 
     def predict(writer: EstimatorWriter) -> Value:
         sums = forest_sum(writer, compared)
@@ -498,8 +520,8 @@ def isolation_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     }
 
 
-def _one(unit: float) -> float:
-    return 1.0 if unit else 0.0
+def _one(is_one: object) -> float:
+    return 1.0 if is_one else 0.0
 
 
 def _unit(estimator: Any) -> float:

@@ -8,7 +8,7 @@ returns a bool for each. Parameters are rounded to float32.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from sparsejit.estimators.catboost_models import read_catboost
 from sparsejit.estimators.column_steps import COLUMN_STEPS, SELECTORS, each_step, inner_steps
 from sparsejit.estimators.ensembles import MethodsOf
 from sparsejit.estimators.forest_bags import read_bag
+from sparsejit.estimators.forest_contributions import contribution_methods
 from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
 from sparsejit.estimators.forest_reading import ReadForest, has_frame_categories, read_forest
 from sparsejit.estimators.forest_rounds import BY_OPTION
@@ -199,10 +200,15 @@ def _forest_of(chain: Sequence[Any]) -> ReadForest:
             f"the {kind} compares the predictions of other estimators to the last bit; make a "
             "linear model or a perceptron the final estimator"
         )
-    if forest.linear is not None and before:
+    if forest.linear is not None and any(is_mixing(step) for step in before):
         raise InvalidInput(
-            f"the {kind} has linear trees, or is linear, and would multiply the results of the "
-            f"{type(before[-1]).__name__} in float32; fit it to X without steps before"
+            f"the {kind} has linear trees, or is linear, and would multiply predictions or "
+            "components in float32; fit it to X without such steps before"
+        )
+    if forest.linear is not None and before and not np.isnan(forest.missing):
+        raise InvalidInput(
+            f"the {kind} is linear, follows other steps, and has missing={forest.missing}; fit it "
+            "with NaN for missing values"
         )
     for step in mixing:
         name = type(step).__name__
@@ -266,13 +272,16 @@ def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> Method
             kind = TensorType((1, columns_of(before[first - 1])), Element.FLOAT64)
         whole = is_sparse and not mixing  # behind a mixing step X is dense
         forest = behind(before[first:], kind, forests[id(estimator)], whole)
+        if forest.linear is not None:
+            linear = replace(forest.linear, steps=tuple(before[first:]))
+            forest = replace(forest, linear=linear)
         if type(estimator).__name__ == _ISOLATION:
             return _behind(before[:first], isolation_methods(estimator, forest), whole)
         if is_bag_of_trees(estimator):
             of_bag = bag_methods(estimator, lambda writer: forest_sum(writer, forest))
             return _behind(before[:first], of_bag, whole)
         methods = forest_methods(estimator, forest) | optional_methods(estimator, forest)
-        methods |= wide_scores(estimator, forest)
+        methods |= wide_scores(estimator, forest) | contribution_methods(estimator, forest)
         return _behind(before[:first], methods, whole)
 
     return methods_of

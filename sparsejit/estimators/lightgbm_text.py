@@ -76,7 +76,8 @@ def leaf_numbers(tree: LightTree, left: Array, right: Array) -> Array:
 class LinearLeaves:
     """Leaves with coefficients (leaves, features) of x - centre, and numbers beside them (leaves,).
 
-    `features` are the features that any leaf reads, `reads` the same for each leaf, bool.
+    `features` are the features that any leaf reads, `reads` the same for each leaf, bool. They are
+    columns of X behind `steps`.
     """
 
     features: Array
@@ -84,6 +85,7 @@ class LinearLeaves:
     coefficients: Array
     numbers: Array
     reads: Array
+    steps: tuple[Any, ...] = ()
 
 
 def linear_leaves(

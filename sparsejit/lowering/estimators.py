@@ -9,10 +9,17 @@
     DoubleProduct       scores of linear models, in float64
     Distances           to rows of a fit: neighbours, centres, support vectors
     Forest              all trees in one step, rows of x one after another or together
+    Contributions       SHAP values of trees, rows of x one after another
 """
 
 import numpy as np
 
+from sparsejit.asm_templates.forest.contributions import (
+    ContributionTrees,
+    ContributionWalk,
+    contribution_layout,
+    emit_contributions,
+)
 from sparsejit.asm_templates.forest.kernels import ForestKernel
 from sparsejit.asm_templates.pointwise.float64_columns import (
     ColumnScaling,
@@ -40,7 +47,7 @@ from sparsejit.ir.ops.columns import (
     RowNorm,
     ScaledColumns,
 )
-from sparsejit.ir.ops.forest import Forest, Trees
+from sparsejit.ir.ops.forest import Contributions, Forest, Trees
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.step import Body, Facts, Locations, Step, between
@@ -240,3 +247,34 @@ def lower_forest(low: Lowering, node: Node) -> None:
     origin = node.output.origin
     reads = (low.contiguous(x),)
     low.add(Step(kernel.name, origin, reads, (into,), emit, facts, scratch))
+
+
+@lowers(Contributions)
+def lower_contributions(low: Lowering, node: Node) -> None:
+    """Append one kernel. Raises InvalidInput as `ContributionTrees` does."""
+    assert isinstance(node.op, Contributions)
+    x, *constants = node.inputs
+    thresholds, nodes, leaves, roots, base, shares = map(low.constant, constants)
+    trees = Trees(
+        *(x.shape[1], 1.0, thresholds, nodes[:, :4], leaves[:, None].astype(np.float32), roots),
+        base.astype(np.float32),
+    )
+    given = ContributionTrees(trees, nodes[:, 4], leaves, base, shares, node.op.columns)
+    walk = ContributionWalk.of(contribution_layout(given), x.shape[0], low.target)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        at.scratch.point(asm, rdx)
+        emit_contributions(asm, walk)
+
+    heights, points = trees.tree_heights, len(walk.layout.points)
+    reason = (
+        f"SHAP values of {len(heights)} trees of up to {heights.max(initial=0)} levels, "
+        f"{len(walk.layout.nodes):,} nodes, by {points} points of an integral"
+    )
+    moved = walk.table_bytes + x.type.bytes + node.output.type.bytes
+    cost = vector_cost(x.shape[0] * walk.instructions, moved, low.target)
+    facts = Facts(reason, cost.ns, moved_bytes=moved)
+    reads, into = (low.contiguous(x),), low.dense_result(node.output)
+    scratch = walk.scratch_bytes(low.target.lanes)
+    low.add(Step("contributions", node.output.origin, reads, (into,), emit, facts, scratch))

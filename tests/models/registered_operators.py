@@ -21,7 +21,7 @@ from sparsejit.ir.ops.columns import (
     ScaledColumns,
 )
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
-from sparsejit.ir.ops.forest import Forest
+from sparsejit.ir.ops.forest import Contributions, Forest
 from sparsejit.ir.ops.int8_columns import (
     ByteAttention,
     ChannelMeans,
@@ -143,6 +143,13 @@ TREES = (
 )
 _BYTES = Quantisation(0.02, 3)
 DOUBLE_TREES = (TREES[0].astype(np.float64), *TREES[1:])
+PLAYED = (
+    np.array([[0, 1, -1, 0, 2], [2, -2, -3, 1, 0]]),
+    np.float64(floats(3)),
+    np.array([[0, 1]]),
+    np.float64(floats(2)),
+    np.array([[0.3, 0.7], [1, 0]]),
+)
 KNOWN = np.float64(floats(21, 3))
 SCALES = np.array([[0.1, 0.2], [2, 1], [0, 1], [-2, -2], [2, 2], [0, 1]])
 CASES = [
@@ -249,6 +256,12 @@ CASES = [
     case(Forest(0.5), floats(4, 3), *TREES, constants=5),
     case(Forest(element=Element.FLOAT64), np.float64(floats(4, 3)), *DOUBLE_TREES, constants=5),
     case(Forest(result=Element.FLOAT64), floats(4, 3), *TREES, constants=5),
+    case(Contributions(4), floats(4, 3), TREES[0], *PLAYED, constants=6),
+    case(
+        Contributions(4, Element.FLOAT64),
+        *(np.float64(floats(4, 3)), DOUBLE_TREES[0], *PLAYED),
+        constants=6,
+    ),
     case(JoinedColumns(), floats(4, 3), floats(4, 2)),
     case(JoinedColumns(Element.FLOAT64), np.float64(floats(4, 9)), floats(4, 1)),
     case(ScaledColumns(), floats(4, 3), whole(2, 0), SCALES, constants=2),

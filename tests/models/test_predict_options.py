@@ -15,8 +15,20 @@ for name in ("treelite", "lightgbm", "xgboost"):
 import lightgbm  # noqa: E402
 import xgboost  # noqa: E402
 from sklearn import ensemble, tree  # noqa: E402
+from sklearn.compose import make_column_transformer  # noqa: E402
+from sklearn.decomposition import PCA  # noqa: E402
+from sklearn.feature_selection import SelectKBest  # noqa: E402
+from sklearn.impute import SimpleImputer  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.preprocessing import (  # noqa: E402
+    MinMaxScaler,
+    OneHotEncoder,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+    TargetEncoder,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RNG = np.random.default_rng(0)
@@ -149,20 +161,66 @@ def test_linear_trees(offset: float) -> None:
                 _near(getattr(compiled, method)(rows), getattr(fitted, method)(rows))
 
 
-def test_linear_trees_take_no_infinity_and_no_steps_before() -> None:
+def test_linear_trees_take_no_infinity() -> None:
     rows = X[:2].copy()
     rows[0, 0] = np.inf
     with pytest.raises(InvalidInput, match="does not take"):
         sparsejit.compile(LIGHTS["linear"]).predict(rows)
-    behind = make_pipeline(StandardScaler(), lightgbm.LGBMRegressor(**LIGHT, linear_tree=True))
-    with pytest.raises(InvalidInput, match="has linear trees"):
-        sparsejit.compile(behind.fit(X, SCORE))
+
+
+BEFORE: dict[str, list[Any]] = {
+    "scaler": [StandardScaler()],
+    "imputer and scaler": [SimpleImputer(add_indicator=True), RobustScaler()],
+    "powers": [PowerTransformer()],
+    "quantiles": [QuantileTransformer(n_quantiles=20)],
+    "selector": [SimpleImputer(), SelectKBest(k=3), MinMaxScaler()],
+    "parts": [
+        make_column_transformer(
+            (StandardScaler(), [0, 2]), (OneHotEncoder(handle_unknown="ignore"), [6]),
+            ("passthrough", [3, 1]), sparse_threshold=0,
+        )
+    ],
+    "target means": [make_column_transformer((TargetEncoder(cv=2), [6]), ("passthrough", [0, 1]))],
+}
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize("steps", BEFORE)
+def test_linear_models_of_the_results_of_steps(steps: str, offset: float) -> None:
+    """Linear trees, and for steps that leave no value missing a linear booster."""
+    shift = np.array([offset] * 6 + [0])
+    lasts = [
+        (lightgbm.LGBMRegressor(**LIGHT | {"n_estimators": 30}, linear_tree=True), SCORE),
+        (lightgbm.LGBMClassifier(**LIGHT, linear_tree=True), THREE),
+        (xgboost.XGBRegressor(**SMALL, booster="gblinear"), SCORE),
+    ]
+    rows = CATEGORIES[:60].copy()
+    if steps not in ("selector", "parts"):
+        rows[:, :6] = ROWS
+    for last, y in lasts:
+        pipeline = make_pipeline(*BEFORE[steps], last).fit(CATEGORIES + shift, y)
+        compiled = sparsejit.compile(pipeline, rows)
+        for each in (rows + shift, rows[:1] + shift):
+            for method in compiled.methods:
+                _near(getattr(compiled, method)(each), getattr(pipeline, method)(each))
+
+
+def test_linear_models_behind_components_are_refused() -> None:
+    for last in (
+        lightgbm.LGBMRegressor(**LIGHT, linear_tree=True),
+        xgboost.XGBRegressor(**SMALL, booster="gblinear"),
+    ):
+        with pytest.raises(InvalidInput, match="multiply predictions or components"):
+            sparsejit.compile(make_pipeline(PCA(3), last).fit(X, SCORE))
+    missing = xgboost.XGBRegressor(**SMALL, booster="gblinear", missing=-1.0)
+    with pytest.raises(InvalidInput, match=r"missing=-1\.0; fit it with NaN"):
+        sparsejit.compile(make_pipeline(StandardScaler(), missing).fit(X, SCORE))
 
 
 @pytest.mark.parametrize(
     ("model", "method", "options", "words"),
     [
-        (LIGHTS["classes"], "predict", {"pred_contrib": True}, "pred_contrib has no compiled form"),
+        (LIGHTS["linear"], "predict", {"pred_contrib": True}, "pred_contrib has no compiled form"),
         (LIGHTS["classes"], "predict", {"output_margin": True}, "has no option output_margin"),
         (LIGHTS["classes"], "predict_proba", {"raw_score": True}, "has no option raw_score"),
         (EXTREME["classes"], "predict", {"iteration_range": (3, 9)}, "3 to 9 are not of 7"),
@@ -224,9 +282,3 @@ def test_linear_boosters(objective: str, tmp_path: Path) -> None:
     with_number = kind(**SMALL, booster="gblinear", objective=objective, missing=-1.0)
     filled = np.where(np.isnan(ROWS), -1.0, ROWS)
     _near(sparsejit.compile(with_number.fit(X, y)).predict(filled), with_number.predict(filled))
-
-
-def test_a_linear_booster_takes_no_steps_before() -> None:
-    behind = make_pipeline(StandardScaler(), xgboost.XGBRegressor(**SMALL, booster="gblinear"))
-    with pytest.raises(InvalidInput, match="without steps before"):
-        sparsejit.compile(behind.fit(X, SCORE))

@@ -524,7 +524,7 @@ WITH_RULES = {
 }
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
-    *("ColumnProducts", "JoinedColumns", "PowerColumns", "RowNorm"),
+    *("ColumnProducts", "Contributions", "JoinedColumns", "PowerColumns", "RowNorm"),
     *("Distances", "DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PiecewiseColumns", "PlacedRows"),
     *("Pointwise", "Predict"),

@@ -1,7 +1,8 @@
-"""Ensembles of decision trees."""
+"""Ensembles of decision trees, and what each feature contributes to their sums."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import comb
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,8 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.signature import Bound
 from sparsejit.ir.values import Array, Element
+
+_FLOATS = {Element.FLOAT32, Element.FLOAT64}
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Forest(Operator):
     takes_empty: ClassVar[bool] = True
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        floats = {self.element, self.result} <= {Element.FLOAT32, Element.FLOAT64}
+        floats = {self.element, self.result} <= _FLOATS
         fits = floats and bound["features"] > 0 and bound["width"] in (1, bound["outputs"])
         return {} if fits else None
 
@@ -60,6 +63,87 @@ class Forest(Operator):
                 state[inner] = np.where(goes_left, left, right)
             result[:, column : column + width] += leaves[~state]
         return (base + self.scale * result,)
+
+
+@dataclass(frozen=True)
+class Contributions(Operator):
+    """SHAP values of the sums of leaves, which depend on the paths of the trees, in float64.
+
+    A leaf's path is a game of the players that its nodes have. A player takes part with z + t (o -
+    z): o is 1 where x passes all of the player's nodes on the path, else 0, and z is the product of
+    the shares of samples that pass them. Player i gains the leaf times the integral over t from 0
+    to 1 of (o_i - z_i) times the product of the other players' parts. The last column is base plus
+    the mean of the leaves by shares, so that a row sums to the sum of the leaves that x reaches.
+
+    Operands: x and thresholds (nodes,), of `element`, float32 or float64; nodes int64 (nodes, 5),
+    each a column of x, the left and the right child, whether a missing value goes left, and the
+    player, below `columns` - 1; leaves float64 (leaves,); trees int64 (trees, 2), each a root and
+    the output that its leaves add to; base float64 (outputs,); shares float64 (nodes, 2), of a
+    node's samples on its left and right.
+
+    A child or a root is the number of a node, or ~number of a leaf, each with one parent.
+    """
+
+    columns: int
+    element: Element = Element.FLOAT32
+
+    types: ClassVar[str] = (
+        "x element [batch, features], thresholds element [nodes], nodes int64 [nodes, 5], "
+        "leaves float64 [leaves], trees int64 [trees, 2], base float64 [outputs], "
+        "shares float64 [nodes, 2] -> float64 [batch, outputs, columns]"
+    )
+    needs: ClassVar[str] = ", with at least one feature and one column"
+    mixes: ClassVar[tuple[str, ...]] = ("outputs", "columns")
+    mixing: ClassVar[str] = Forest.mixing
+    takes_empty: ClassVar[bool] = True
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        fits = self.element in _FLOATS and bound["features"] > 0 and self.columns > 0
+        return {} if fits else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, thresholds, nodes, leaves, trees, base, shares = operands
+        result = np.zeros((len(x), len(base), self.columns))
+        result[:, :, -1] = base
+
+        def visit(state: int, output: int, z: dict[int, float], o: dict[int, Array]) -> None:
+            if state < 0:
+                result[:, output, -1] += leaves[~state] * np.prod([*z.values()])
+                for player in z:
+                    found = leaves[~state] * _gain(player, z, o)
+                    result[:, output, player] += found
+                return
+            column, left, right, missing_left, player = nodes[state].tolist()
+            value = x[:, column]
+            goes_left = np.where(np.isnan(value), missing_left != 0, value <= thresholds[state])
+            every = np.ones(len(x), bool)
+            for child, passes, share in zip(
+                (left, right), (goes_left, ~goes_left), shares[state], strict=True
+            ):
+                own = z | {player: z.get(player, 1.0) * share}
+                visit(child, output, own, o | {player: o.get(player, every) & passes})
+
+        for root, output in trees.tolist():
+            visit(root, output, {}, {})
+        return (result,)
+
+
+def _gain(player: int, z: Mapping[int, float], o: Mapping[int, Array]) -> Array:
+    """The part of a player in a game that gives 1 to all, (rows,).
+
+    The others' product is a polynomial of t and 1 - t, the integral of whose terms is known.
+    """
+    others = [each for each in z if each != player]
+    terms = np.ones((1, len(o[player])))
+    for each in others:
+        longer = np.zeros((len(terms) + 1, terms.shape[1]))
+        longer[:-1] += z[each] * terms
+        longer[1:] += o[each] * terms
+        terms = longer
+    count = len(others)
+    integrals = np.array([1 / ((count + 1) * comb(count, power)) for power in range(count + 1)])
+    found: Array = (o[player] - z[player]) * (integrals @ terms)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
