@@ -10,6 +10,8 @@
      "step": name}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
      "text": null or the fields of a TextReader, "column": bool,
+     "forms": [[[feature, ...], [form, ...]], ...], "mark": "nan", "inf" or null,
+     "required": null or [feature, ...],
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
 "dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields of `_NEWER`. A code is a
@@ -59,7 +61,7 @@ _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
 _NEWER = (
     *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
-    *("least", "column"),
+    *("least", "column", "forms", "mark", "required"),
 )
 
 
@@ -183,6 +185,9 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "outputs": _labels_to_data(source.outputs),
         "text": _text_to_data(rules.text),
         "column": rules.is_column,
+        "required": None if rules.required is None else rules.required.tolist(),
+        "forms": [[each.tolist(), sorted(names)] for each, names in refused.forms],
+        "mark": None if refused.mark is None else str(refused.mark),
         "methods": methods,
     }
     return header, writer.tensors
@@ -219,12 +224,13 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         features,
         None if names is None else tuple(names.tolist()),
         float64,
-        _refusals_from_data(refused, header.get("least", [None] * width), features, width),
+        _refusals_from_data(refused, header, features, width),
         left_out,
         header.get("frames", True) is True,
         words,
         _text_from_data(header.get("text"), width),
         header.get("column", False) is True,
+        None if (asked := header.get("required")) is None else _group_from_data(asked, features),
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
@@ -452,7 +458,7 @@ def _group_from_data(entry: Any, features: int) -> Array:
 
 
 def _refusals_from_data(
-    refused: Sequence[list[Any]], least: Any, features: int, width: int
+    refused: Sequence[list[Any]], header: Mapping[str, Any], features: int, width: int
 ) -> Refusals:
     nan, infinity, known, together = refused
     return Refusals(
@@ -460,8 +466,28 @@ def _refusals_from_data(
         _mask(infinity, width),
         [_known_from_data(entry, features) for entry in known],
         [_group_from_data(entry, width) for entry in together],
-        _least_from_data(least, width),
+        _least_from_data(header.get("least", [None] * width), width),
+        _forms_from_data(header.get("forms", []), width),
+        mark=_mark_from_data(header.get("mark")),
     )
+
+
+def _forms_from_data(data: Any, width: int) -> list[tuple[Array, frozenset[str]]]:
+    found = []
+    for entry in data if type(data) is list else [data]:
+        if type(entry) is not list or [*map(type, entry)] != [list, list]:
+            raise DamagedFile(f"takes X in the form {entry!r}")
+        group, names = entry
+        if not all(type(name) is str for name in names):
+            raise DamagedFile(f"takes X in the forms {names!r}")
+        found.append((_group_from_data(group, width), frozenset(names)))
+    return found
+
+
+def _mark_from_data(data: Any) -> float | None:
+    if data not in (None, "nan", "inf"):
+        raise DamagedFile(f"marks rows by {data!r}")
+    return None if data is None else float(data)
 
 
 def _least_from_data(values: Any, features: int) -> Array:
