@@ -8,14 +8,15 @@ returns a bool for each. Parameters are rounded to float32.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.catboost_models import read_catboost
+from sparsejit.estimators.catboost_models import columns_of_catboost, is_catboost, read_catboost
+from sparsejit.estimators.category_hashes import HashColumns
 from sparsejit.estimators.column_steps import (
     COLUMN_STEPS,
     SELECTORS,
@@ -134,7 +135,9 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         _check_kind(chain[-1], _KNOWN | _STEPS | REPLACED)
         _check_edges(chain, "")
     features = features_of(first.estimator if isinstance(first, Stack) else first)
-    found = lifted(counted, features)
+    found, hashed = lifted(counted, features), _hashes_of(chains_of(counted))
+    if hashed is not None:
+        found = replace(found, words=hashed.columns)
     chains = chains_of(found.estimator)
     forests: _Forests = {}
     for chain in chains:
@@ -153,7 +156,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         Refusals.of(chains, found),
         left_out,
         found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
-        word_columns_of(found, chains),
+        word_columns_of(found, chains) if hashed is None else hashed,
         None if text is None else text.reader,
         is_column,
         _required(estimator, features),
@@ -169,6 +172,19 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         writes[kind] = {name: made[name] for name in names}
     last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
     return ReadEstimator(rules, writes, 0 if last is None else last.rounds, found.numbers)
+
+
+def _hashes_of(chains: Sequence[Sequence[Any]]) -> HashColumns | None:
+    """The columns of hashes of a model of CatBoost. Raises InvalidInput unless it stands alone."""
+    every = [columns_of_catboost(chain[-1]) for chain in chains]
+    if len(every) > 1 or len(chains[0]) > 1:
+        if any(each is not None for each in every):
+            raise InvalidInput(
+                "a model of CatBoost with categories stands behind other steps, or beside other "
+                "estimators; compile it by itself"
+            )
+        return None
+    return every[0]
 
 
 def _required(estimator: Any, features: int) -> Array | None:
@@ -253,7 +269,7 @@ def _read(estimator: Any) -> ReadForest:
     """Read the trees of an estimator or booster."""
     if is_bag_of_trees(estimator):
         return read_bag(estimator)
-    if type(estimator).__module__.startswith("catboost"):
+    if is_catboost(estimator):
         return read_catboost(estimator)
     if type(estimator).__name__ == _ISOLATION:
         return read_isolation(estimator)
@@ -328,7 +344,7 @@ def _behind(
 def _names_of(estimator: Any) -> tuple[Any, ...] | None:
     """The column names of the fit; None if there were none, or the library made them up."""
     names = getattr(estimator, "feature_names_in_", None)
-    if type(estimator).__module__.startswith("catboost"):
+    if is_catboost(estimator):
         names = estimator.feature_names_
         if [*names] == [str(number) for number in range(len(names))]:
             return None

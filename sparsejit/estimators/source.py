@@ -7,7 +7,8 @@
      "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
      "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
      "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
-     "step": name}, ...]},
+     "step": name}, ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
+     [[kind, feature, border, bool], ...], "hashes": [...], "values": [...], "others": ...}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
      "text": null or the fields of a TextReader, "column": bool,
      "forms": [[[feature, ...], [form, ...]], ...], "mark": "nan", "inf" or null,
@@ -21,7 +22,7 @@ number, "nan", or null where the word is refused. Labels are null or {"dtype": .
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.estimators.category_hashes import (
+    HashColumn,
+    HashColumns,
+    HashElement,
+    hash_columns,
+)
 from sparsejit.estimators.forest_rounds import BY_OPTION
 from sparsejit.estimators.forests import labels_of
 from sparsejit.estimators.graphs import read_estimator
@@ -350,8 +357,19 @@ def _words_to_data(words: WordColumns | None) -> Any:
         }
         for each in words.columns
     ]
-    read = words.is_read.tolist()
-    return {"read": read, "columns": columns, "codes": words.reads_codes}
+    found = {"read": words.is_read.tolist(), "columns": columns, "codes": words.reads_codes}
+    if isinstance(words, HashColumns):
+        hashed = [
+            {
+                "elements": [[*astuple(one)] for one in each.elements],
+                "hashes": list(each.hashes),
+                "values": list(each.values),
+                "others": each.others,
+            }
+            for each in words.hashed
+        ]
+        found |= {"hashed": hashed, "categories": list(words.categories)}
+    return found
 
 
 def _word_to_data(word: Any) -> Any:
@@ -368,11 +386,45 @@ def _code_to_data(code: float | None) -> Any:
 def _words_from_data(data: Any, width: int) -> WordColumns | None:
     if data is None:
         return None
+    if type(data) is dict and "hashed" in data:
+        return _hashes_from_data(data, width)
     read, columns, codes = fields_of(data, read=list, columns=list, codes=bool)
     if width != len(read) + len(columns):
         raise DamagedFile(f"has {len(columns)} columns of words for {width} columns")
     found = tuple(_word_column(each, len(read)) for each in columns)
     return WordColumns(len(read), found, _mask(read, len(read)), codes)
+
+
+def _hashes_from_data(data: dict[str, Any], width: int) -> HashColumns:
+    read, hashed, categories = fields_of(
+        {name: data.get(name) for name in ("read", "hashed", "categories")},
+        read=list, hashed=list, categories=list,
+    )
+    count = len(read)
+    places = _group_from_data(categories, count).tolist()
+    if width != count + len(hashed):
+        raise DamagedFile(f"has {len(hashed)} columns of hashes for {width} columns")
+    return hash_columns(count, places, [_hash_column(each, count, places) for each in hashed])
+
+
+def _hash_column(data: Any, features: int, categories: Sequence[int]) -> HashColumn:
+    elements, hashes, values, others = fields_of(
+        data, elements=list, hashes=list, values=list, others=float
+    )
+    made = []
+    for each in elements:
+        if type(each) is not list or [*map(type, each)] != [str, int, float, bool]:
+            raise DamagedFile(f"combines hashes by {each!r}")
+        kind, feature = each[:2]
+        fits = 0 <= feature < features and (kind == "above") is (feature not in categories)
+        if kind not in ("category", "above", "equal") or not fits:
+            raise DamagedFile(f"combines hashes by {each!r} of {features} features")
+        made.append(HashElement(*each))
+    plain = {*map(type, hashes)} <= {int} and {*map(type, values)} <= {float}
+    alone = len(made) == 1 and made[0].kind == "equal"
+    if not made or not plain or len(hashes) != len(values) or not (values or alone):
+        raise DamagedFile(f"has {len(hashes)} hashes with {len(values)} values")
+    return HashColumn(tuple(made), tuple(hashes), tuple(values), others)
 
 
 def _word_column(data: Any, features: int) -> WordColumn:
