@@ -81,10 +81,10 @@ def second_from(model: Any) -> float:
 def _as_json(model: Any) -> dict[str, Any]:
     """The model as CatBoost writes it. Raises InvalidInput for texts and vectors."""
     for kind in ("text", "embedding"):
-        asked = getattr(model, f"get_{kind}_feature_indices", list)()
+        asked: list[int] = list(getattr(model, f"get_{kind}_feature_indices", list)())
         if len(asked):
             raise InvalidInput(
-                f"the {type(model).__name__} has {kind} features, {list(asked)}, which have no "
+                f"the {type(model).__name__} has {kind} features, {asked}, which have no "
                 "graph; fit it to numbers and categories"
             )
     with tempfile.TemporaryDirectory() as folder:

@@ -363,7 +363,7 @@ def _check_chain(chain: Sequence[Any]) -> None:
     _check_before(before[:first], _STEPS)
     apart = BEFORE_FORESTS | COLUMN_STEPS if is_forest(last) else _APART
     _check_before(before[first:], apart | DECOMPOSITIONS | MAPPING)
-    inside = apart if is_forest(last) else apart | DECOMPOSITIONS
+    inside = apart if is_forest(last) else apart | DECOMPOSITIONS | MAPPING
     _check_before(_inside([*before, last]), inside)
     passing = [number for number in mixing if isinstance(before[number], Stack)]
     if passing and before[passing[-1]].passes_x and passing[-1] + 1 < len(before):
@@ -449,7 +449,8 @@ def _own_methods(estimator: Any) -> dict[str, Write]:
     if kind in MODELS:
         return MODELS[kind].all_methods(estimator)
     if kind in _STEPS - LINEAR:
-        return {"transform": lambda writer: _transform(writer, estimator)}
+        step = as_step(estimator)
+        return {"transform": lambda writer: _transform(writer, step)}
     return linear_methods(estimator)
 
 
