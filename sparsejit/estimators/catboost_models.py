@@ -1,5 +1,8 @@
 """Models of CatBoost, read from its JSON: oblivious trees, and trees that grow by leaves.
 
+    read_catboost         the trees
+    columns_of_catboost   the columns of hashes of categories, which trees compare too
+
     oblivious, of depth 2     x[a] > s    bit 0 of the leaf's number
                               x[b] > t    bit 1
 
@@ -19,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators.category_hashes import HashColumn, HashColumns, HashElement, hash_columns
 from sparsejit.estimators.forest_reading import Nodes, ReadForest
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.values import Array
@@ -35,14 +39,15 @@ _UNREAD = ("RMSEWithUncertainty", "MultiLogloss", "MultiCrossEntropy", "MultiQua
 
 
 def read_catboost(model: Any) -> ReadForest:
-    """Read a model of CatBoost. Raises InvalidInput for one that compares other than numbers."""
+    """Read a model of CatBoost. Raises InvalidInput for one that reads texts or vectors."""
     data, loss = _as_json(model), str(model._object._get_loss_function_name())
     if loss in _UNREAD:
         raise InvalidInput(
             f"the {type(model).__name__} has loss_function={loss!r}, which has no graph; fit it "
             "with another, or leave it to its own predict"
         )
-    trees = _ReadTrees(_float_features(data))
+    splits = _Splits(data, len(model.feature_names_))
+    trees = _ReadTrees(splits)
     for tree in data.get("oblivious_trees", ()):
         trees.add_oblivious(tree)
     for tree in data.get("trees", ()):
@@ -61,7 +66,7 @@ def read_catboost(model: Any) -> ReadForest:
     link = _LINKS.get(loss, "identity")
     if link == "exponential" and type(model).__name__ != "CatBoostRegressor":
         link = "identity"
-    features, rounds = len(model.feature_names_), len(trees.roots)
+    features, rounds = splits.features + len(splits.columns), len(trees.roots)
     return ReadForest(
         *(features, True, np.nan, operands, float(scale), link, 1.0), rounds=rounds
     )
@@ -74,7 +79,14 @@ def second_from(model: Any) -> float:
 
 
 def _as_json(model: Any) -> dict[str, Any]:
-    """The model as CatBoost writes it."""
+    """The model as CatBoost writes it. Raises InvalidInput for texts and vectors."""
+    for kind in ("text", "embedding"):
+        asked: list[int] = list(getattr(model, f"get_{kind}_feature_indices", list)())
+        if len(asked):
+            raise InvalidInput(
+                f"the {type(model).__name__} has {kind} features, {asked}, which have no "
+                "graph; fit it to numbers and categories"
+            )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         model.save_model(str(path), format="json")
@@ -82,32 +94,128 @@ def _as_json(model: Any) -> dict[str, Any]:
     return found
 
 
-def _float_features(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The features that are numbers. Raises InvalidInput for others that trees may compare."""
-    for kind, features in data["features_info"].items():
-        if kind != "float_features" and features:
-            raise InvalidInput(
-                f"the model of CatBoost has {kind.replace('_', ' ')}; give their codes as numbers, "
-                "as OrdinalEncoder makes them, without cat_features"
-            )
-    found: list[dict[str, Any]] = data["features_info"].get("float_features", [])
-    return found
+def columns_of_catboost(model: Any) -> HashColumns | None:
+    """The columns of hashes that a model's trees compare; None without categories."""
+    if not is_catboost(model) or not len(model.get_cat_feature_indices()):
+        return None
+    count = len(model.feature_names_)
+    categories = [int(number) for number in model.get_cat_feature_indices()]
+    return hash_columns(count, categories, _Splits(_as_json(model), count).columns)
+
+
+def is_catboost(estimator: Any) -> bool:
+    return type(estimator).__module__.startswith("catboost")
+
+
+class _Splits:
+    """The columns that trees compare: `features` of X, then `columns` of hashes.
+
+    CatBoost numbers its splits: all borders of numbers, all categories that are compared, all
+    borders of tables.
+    """
+
+    def __init__(self, data: Mapping[str, Any], features: int) -> None:
+        info = data["features_info"]
+        self.features = features
+        self._numbers = {each["feature_index"]: each for each in info.get("float_features", ())}
+        self._categories = {
+            each["feature_index"]: each["flat_feature_index"]
+            for each in info.get("categorical_features", ())
+        }
+        self.columns = list[HashColumn]()
+        # The column, the border, and whether missing numbers are greatest, of each split.
+        self.splits = list[tuple[int, float, bool]]()
+        for each in info.get("float_features", ()):
+            place, greatest = each["flat_feature_index"], each["nan_value_treatment"] == "AsTrue"
+            self.splits += [(place, _short(border), greatest) for border in each["borders"] or ()]
+        for each in info.get("categorical_features", ()):
+            for value in each.get("values", ()):
+                own = HashElement("equal", each["flat_feature_index"], _signed(value))
+                self._add(HashColumn((own,)), [0.5])
+        for each in info.get("ctrs", ()):
+            self._add(self._table(each, data["ctr_data"][each["identifier"]]), each["borders"])
+
+    def _add(self, column: HashColumn, borders: Sequence[float]) -> None:
+        place = self.features + len(self.columns)
+        self.columns.append(column)
+        self.splits += [(place, _short(border), False) for border in borders]
+
+    def _element(self, data: Mapping[str, Any]) -> HashElement:
+        kind = data["combination_element"]
+        if kind == "float_feature":
+            number = self._numbers[data["float_feature_index"]]
+            is_greatest = number["nan_value_treatment"] == "AsTrue"
+            place = number["flat_feature_index"]
+            return HashElement("above", place, float(data["border"]), is_greatest)
+        place = self._categories[data["cat_feature_index"]]
+        if kind == "cat_feature_value":
+            return HashElement("category", place)
+        return HashElement("equal", place, _signed(data["value"]))
+
+    def _table(self, ctr: Mapping[str, Any], table: Mapping[str, Any]) -> HashColumn:
+        """The values of a table, computed in float32 as CatBoost does when it predicts."""
+        stride = int(table["hash_stride"])
+        entries = table["hash_map"]
+        hashes = [int(code) for code in entries[::stride]]
+        counts = np.array(
+            [entries[first + 1 : first + stride] for first in range(0, len(entries), stride)],
+            np.float64,
+        )
+        good, total, nothing = _shares(ctr, table, counts)
+        values = _value(ctr, good, total).tolist()
+        (others,) = _value(ctr, np.zeros(1), np.array([nothing])).tolist()
+        elements = tuple(self._element(each) for each in ctr["elements"])
+        return HashColumn(elements, tuple(hashes), tuple(values), others)
+
+
+def _shares(
+    ctr: Mapping[str, Any], table: Mapping[str, Any], counts: Array
+) -> tuple[Array, Array, float]:
+    """Counts of the wanted class, counts of all, and the latter for unknown combinations."""
+    kind, border = ctr["ctr_type"], int(ctr["target_border_idx"])
+    if kind in ("Counter", "FeatureFreq"):
+        every = float(table["counter_denominator"])
+        return counts[:, 0], np.full(len(counts), every), every
+    if kind in ("BinarizedTargetMeanValue", "FloatTargetMeanValue"):
+        return counts[:, 0], counts[:, 1], 0.0
+    wanted = counts[:, border] if kind == "Buckets" else counts[:, border + 1 :].sum(axis=1)
+    return wanted, counts.sum(axis=1), 0.0
+
+
+def _value(ctr: Mapping[str, Any], good: Array, total: Array) -> Array:
+    prior, weight, shift, scale = (
+        np.float32(ctr[name])
+        for name in ("prior_numerator", "prior_denomerator", "shift", "scale")
+    )
+    share = (good.astype(np.float32) + prior) / (total.astype(np.float32) + weight)
+    return np.asarray((share + shift) * scale)
+
+
+def _short(border: float) -> float:
+    """A border in float32, as CatBoost has it."""
+    return float(np.float32(border))
+
+
+def _signed(value: int) -> float:
+    """A hash of 32 bits as a signed number."""
+    low = int(value) & 0xFFFF_FFFF
+    return float(low - (1 << 32) if low >> 31 else low)
 
 
 class _ReadTrees:
     """Nodes, leaves and roots of trees, as they are added."""
 
-    def __init__(self, features: Sequence[Mapping[str, Any]]) -> None:
-        self.place = {each["feature_index"]: each["flat_feature_index"] for each in features}
-        self.is_greatest = {
-            each["feature_index"]: each["nan_value_treatment"] == "AsTrue" for each in features
-        }
+    def __init__(self, splits: _Splits) -> None:
+        self.splits = splits.splits
         self.nodes, self.leaves, self.roots = Nodes(), list[Array](), list[int]()
         self.count = 0
 
     def _row(self, split: Mapping[str, Any], left: int, right: int) -> list[int]:
-        feature = split["float_feature_index"]
-        return [self.place[feature], left, right, int(not self.is_greatest[feature])]
+        column, _, is_greatest = self.splits[split["split_index"]]
+        return [column, left, right, int(not is_greatest)]
+
+    def _border(self, split: Mapping[str, Any]) -> float:
+        return self.splits[split["split_index"]][1]
 
     def _add_leaves(self, values: Array) -> int:
         """Add leaves (leaves, outputs), and return the number of the first."""
@@ -117,7 +225,7 @@ class _ReadTrees:
 
     def add_oblivious(self, tree: Mapping[str, Any]) -> None:
         """Add a tree whose levels each have one split, a bit of the leaf's number each."""
-        splits = tree["splits"]
+        splits = tree["splits"] or ()  # None in a tree that is one leaf
         depth = len(splits)
         values = np.asarray(tree["leaf_values"], np.float64).reshape(1 << depth, -1)
         first = self._add_leaves(values)
@@ -131,7 +239,7 @@ class _ReadTrees:
                 else:
                     left, right = (below + child for child in children)
                 rows.append(self._row(split, left, right))
-                thresholds.append(split["border"])
+                thresholds.append(self._border(split))
         root = self.nodes.add(np.array(thresholds), np.array(rows)) if depth else ~first
         self.roots.append(root)
 
@@ -145,4 +253,4 @@ class _ReadTrees:
             return ~self._add_leaves(np.atleast_1d(np.asarray(tree["value"], np.float64))[None])
         left, right = self._grown(tree["left"]), self._grown(tree["right"])
         row = self._row(tree["split"], left, right)
-        return self.nodes.add(np.array([tree["split"]["border"]]), np.array([row]))
+        return self.nodes.add(np.array([self._border(tree["split"])]), np.array([row]))

@@ -330,6 +330,7 @@ class CompiledEstimator(Compiled):
         key = method, x.dtype, x.shape[1] != self._input.width
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
         (result,) = call(x)
+        self._input.check_result(result)
         if method == "transform" and self._source.outputs is not None:
             return _framed(result, self._source.outputs, X)
         return result if finish is None else finish(result)
@@ -343,6 +344,7 @@ class CompiledEstimator(Compiled):
         is_leaf = asked.method in _LEAVES
         variant = self._variant(Asked(asked.method) if is_leaf else asked, kind)
         (result,) = variant.call.run(x)
+        self._input.check_result(result)
         finish = self._finish(asked.method, variant)
         found = result if finish is None else finish(result)
         if is_leaf and rounds is not None:

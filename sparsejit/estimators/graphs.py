@@ -15,8 +15,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.catboost_models import read_catboost
-from sparsejit.estimators.column_steps import COLUMN_STEPS, SELECTORS, each_step, inner_steps
+from sparsejit.estimators.catboost_models import columns_of_catboost, is_catboost, read_catboost
+from sparsejit.estimators.category_hashes import HashColumns
+from sparsejit.estimators.column_steps import (
+    COLUMN_STEPS,
+    SELECTORS,
+    each_step,
+    inner_steps,
+    parts_of,
+)
 from sparsejit.estimators.ensembles import MethodsOf
 from sparsejit.estimators.forest_bags import read_bag
 from sparsejit.estimators.forest_contributions import contribution_methods
@@ -59,11 +66,13 @@ from sparsejit.estimators.parts import (
     steps_of,
 )
 from sparsejit.estimators.text import VECTORISERS, TextReader, text_of
+from sparsejit.estimators.traced_functions import is_function, read_function
 from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
+from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.values import Element, TensorType, Value
+from sparsejit.ir.values import Array, Element, TensorType, Value
 
 _SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"})
 _KNOWN = LINEAR | _SCALERS | frozenset(MODELS)
@@ -78,7 +87,7 @@ _OWN = {TakenColumns.__name__}  # steps that no library has
 # Steps that compute other numbers, and steps that jump at edges, which a fit may put at data.
 _COMPUTING = DECOMPOSITIONS | MAPPING | {
     *("Normalizer", "PolynomialFeatures", "PowerTransformer"),
-    *("QuantileTransformer", "SplineTransformer"),
+    *("FunctionTransformer", "QuantileTransformer", "SplineTransformer"),
 }
 _COMPARING = frozenset({"BernoulliNB", "Binarizer", "KBinsDiscretizer", "QuantileTransformer"})
 _OF_ZERO = frozenset({"BernoulliNB", "Binarizer"})  # the numbers at which scalers put their ends
@@ -112,8 +121,8 @@ class ReadEstimator:
         graphs = {}
         for method, write in self.writes[element, is_sparse].items():
             x = TensorType((batch, self.input.width), element)
-            writer = EstimatorWriter(x, is_sparse, self.numbers)
-            graphs[method] = writer.finish(write(writer))
+            writer = EstimatorWriter(x, is_sparse, self.numbers, self.input.refusals.guards)
+            graphs[method] = writer.finish(writer.guarded(write(writer)))
         return graphs
 
 
@@ -127,7 +136,9 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         _check_kind(chain[-1], _KNOWN | _STEPS | REPLACED)
         _check_edges(chain, "")
     features = features_of(first.estimator if isinstance(first, Stack) else first)
-    found = lifted(counted, features)
+    found, hashed = lifted(counted, features), _hashes_of(chains_of(counted))
+    if hashed is not None:
+        found = replace(found, words=hashed.columns)
     chains = chains_of(found.estimator)
     forests: _Forests = {}
     for chain in chains:
@@ -146,9 +157,10 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         Refusals.of(chains, found),
         left_out,
         found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
-        word_columns_of(found, chains),
+        word_columns_of(found, chains) if hashed is None else hashed,
         None if text is None else text.reader,
         is_column,
+        _required(estimator, features),
     )
     if text is not None:
         _check_text(text.reader, rules, chains[0][-1])
@@ -161,6 +173,30 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         writes[kind] = {name: made[name] for name in names}
     last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
     return ReadEstimator(rules, writes, 0 if last is None else last.rounds, found.numbers)
+
+
+def _hashes_of(chains: Sequence[Sequence[Any]]) -> HashColumns | None:
+    """The columns of hashes of a model of CatBoost. Raises InvalidInput unless it stands alone."""
+    every = [columns_of_catboost(chain[-1]) for chain in chains]
+    if len(every) > 1 or len(chains[0]) > 1:
+        if any(each is not None for each in every):
+            raise InvalidInput(
+                "a model of CatBoost with categories stands behind other steps, or beside other "
+                "estimators; compile it by itself"
+            )
+        return None
+    return every[0]
+
+
+def _required(estimator: Any, features: int) -> Array | None:
+    """The features that a first ColumnTransformer chooses by name; None for another first step."""
+    first = estimator
+    while is_pipeline(first):
+        first = held(first.steps[0][1])
+    if type(first).__name__ != "ColumnTransformer" or not hasattr(first, "feature_names_in_"):
+        return None
+    parts = [part.columns for part in parts_of(first, features)]
+    return np.unique(np.concatenate([np.arange(0), *parts]))
 
 
 def _check_text(reader: TextReader, rules: EstimatorInput, last: Any) -> None:
@@ -186,6 +222,11 @@ def _forest_of(chain: Sequence[Any]) -> ReadForest:
     """Read a chain's forest. Raises InvalidInput behind columns that are not exact enough."""
     *before, last = chain
     kind = type(last).__name__
+    if any(getattr(step, "method", "") == "box-cox" for step in each_step(before)):
+        raise InvalidInput(
+            f"the PowerTransformer before the {kind} has method='box-cox', which refuses numbers "
+            "that are not positive; fit it with method='yeo-johnson'"
+        )
     forest = _read(last)
     mixing = [step for step in before if is_mixing(step)]
     for link in [step for step in mixing if isinstance(step, Link)]:
@@ -234,7 +275,7 @@ def _read(estimator: Any) -> ReadForest:
     """Read the trees of an estimator or booster."""
     if is_bag_of_trees(estimator):
         return read_bag(estimator)
-    if type(estimator).__module__.startswith("catboost"):
+    if is_catboost(estimator):
         return read_catboost(estimator)
     if type(estimator).__name__ == _ISOLATION:
         return read_isolation(estimator)
@@ -312,7 +353,7 @@ def _behind(
 def _names_of(estimator: Any) -> tuple[Any, ...] | None:
     """The column names of the fit; None if there were none, or the library made them up."""
     names = getattr(estimator, "feature_names_in_", None)
-    if type(estimator).__module__.startswith("catboost"):
+    if is_catboost(estimator):
         names = estimator.feature_names_
         if [*names] == [str(number) for number in range(len(names))]:
             return None
@@ -331,7 +372,7 @@ def _check_chain(chain: Sequence[Any]) -> None:
     _check_before(before[:first], _STEPS)
     apart = BEFORE_FORESTS | COLUMN_STEPS if is_forest(last) else _APART
     _check_before(before[first:], apart | DECOMPOSITIONS | MAPPING)
-    inside = apart if is_forest(last) else apart | DECOMPOSITIONS
+    inside = apart if is_forest(last) else apart | DECOMPOSITIONS | MAPPING
     _check_before(_inside([*before, last]), inside)
     passing = [number for number in mixing if isinstance(before[number], Stack)]
     if passing and before[passing[-1]].passes_x and passing[-1] + 1 < len(before):
@@ -350,7 +391,12 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
     for step in steps:
         kind = type(step).__name__
         computed_by = computed_by or (scaled_by if kind in _OF_ZERO else "")
-        if kind in _COMPARING and computed_by and getattr(step, "binarize", 0.0) is not None:
+        if is_function(step):
+            compares = bool(computed_by or scaled_by) and read_function(step).jumps
+            computed_by = computed_by or scaled_by
+        else:
+            compares = kind in _COMPARING
+        if compares and computed_by and getattr(step, "binarize", 0.0) is not None:
             raise InvalidInput(
                 f"the {kind} compares the results of the {computed_by} to the last bit; put it "
                 f"before the {computed_by}, or leave it out"
@@ -359,9 +405,14 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
         found = [_check_edges(inner_steps(each[1]), computed_by) for each in inner]
         has_scalers = any(type(each).__name__ in _SCALERS for each in each_step([step]))
         scaled_by = scaled_by or (kind if has_scalers else "")
-        own = kind if kind in _COMPUTING else ""
+        exact = _is_identity(step) or (is_function(step) and read_function(step).is_exact)
+        own = kind if kind in _COMPUTING and not exact else ""
         computed_by = computed_by or own or next(filter(None, found), "")
     return computed_by
+
+
+def _is_identity(step: Any) -> bool:
+    return type(step).__name__ == "FunctionTransformer" and step.func is None
 
 
 def _check_kind(estimator: Any, known: frozenset[str]) -> None:
@@ -379,11 +430,6 @@ def _inside(steps: Sequence[Any]) -> list[Any]:
 
 def _check_before(steps: Sequence[Any], fitting: frozenset[str]) -> None:
     """Raise InvalidInput for steps that are none of `fitting`, or whose options have no graph."""
-    if any(getattr(step, "method", "") == "box-cox" for step in steps):
-        raise InvalidInput(
-            "the PowerTransformer has method='box-cox', which refuses numbers that are not "
-            "positive; fit it with method='yeo-johnson'"
-        )
     kinds = [type(step).__name__ for step in steps if not isinstance(step, Stack)]
     if odd := [kind for kind in kinds if kind not in fitting]:
         raise InvalidInput(
@@ -412,10 +458,14 @@ def _own_methods(estimator: Any) -> dict[str, Write]:
     if kind in MODELS:
         return MODELS[kind].all_methods(estimator)
     if kind in _STEPS - LINEAR:
-        return {"transform": lambda writer: _transform(writer, estimator)}
+        step = as_step(estimator)
+        return {"transform": lambda writer: _transform(writer, step)}
     return linear_methods(estimator)
 
 
 def _transform(writer: EstimatorWriter, step: Any) -> Value:
     writer.transform(step)
-    return writer.columns()
+    found = writer.columns()
+    if is_function(step) and read_function(step).is_flat:
+        return reshaped(writer, found, (writer.batch,))
+    return found

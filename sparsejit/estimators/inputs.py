@@ -8,8 +8,8 @@ float32. Infinite and missing values are refused where they reach a step that re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
 from sparsejit.estimators.text import TextReader
+from sparsejit.estimators.traced_functions import Guard, is_function, mark_of, read_function
 from sparsejit.estimators.transformers import is_written, outputs_of
 from sparsejit.estimators.words import WordColumns, frame_columns
 from sparsejit.ir.values import Array
@@ -37,6 +38,8 @@ from sparsejit.runtime.array_checks import rows_check
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _NUMBERS = "biuf"
+_NOBODY = -1
+_POSITIVE = float(np.nextafter(0, 1))  # the least number above 0
 _SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.float32)"
 # Estimators of scikit-learn that accept infinite values.
 _TAKES_INFINITY = (
@@ -52,6 +55,9 @@ class Refusals:
     have seen every number, with the numbers that it has seen. `together` has the groups of features
     with which a step computes as one array. `least` are the least numbers of features that are not
     refused, -infinity for most.
+
+    `forms` has features that a function reads, with the forms of X that it takes; `guards`, by the
+    ids of functions, which of their results are refused, and `mark` is the result of such rows.
     """
 
     no_nan: Array
@@ -59,17 +65,20 @@ class Refusals:
     known: list[tuple[int, Array]]
     together: list[Array]
     least: Array
+    forms: list[tuple[Array, frozenset[str]]] = field(default_factory=list)
+    guards: dict[int, Guard] = field(default_factory=dict)
+    mark: float | None = None
 
     @classmethod
     def of(cls, chains: Sequence[Sequence[Any]], lifted: Lifted) -> Refusals:
         """Refusals of chains of steps, each from X and codes to an estimator that predicts."""
         width = lifted.width
-        none, every = np.zeros(width, bool), np.ones(width, bool)
+        none = np.zeros(width, bool)
         found = cls(none.copy(), none.copy(), [], [], np.full(width, -np.inf))
         for steps in chains:
             own = list(takewhile(lambda step: not isinstance(step, Stack), steps))
             found.together.extend(computed_together(own, np.arange(width)))
-            found._follow(steps, _Columns(np.arange(width), every, every, every))
+            found._follow(steps, _Columns.of_x(width))
         return found._of_given(lifted)
 
     def _of_given(self, lifted: Lifted) -> Refusals:
@@ -89,7 +98,10 @@ class Refusals:
         together = [group[group < given] for group in self.together]
         masks = self.no_nan[:given], self.no_infinity[:given]
         groups = [group for group in together if len(group)]
-        return Refusals(*masks, self.known, groups, self.least[:given])
+        mark = mark_of(self.guards.values()) if self.guards else None
+        forms = [(features[features < given], names) for features, names in self.forms]
+        least = self.least[:given]
+        return Refusals(*masks, self.known, groups, least, forms, self.guards, mark)
 
     def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
         for step in steps:
@@ -100,12 +112,15 @@ class Refusals:
         if type(step).__name__ == "ColumnTransformer":
             parts = parts_of(step, len(columns.source))
             made = [self._follow(part.steps, columns.take(part.columns)) for part in parts]
-            return _Columns(*(np.concatenate(each) for each in zip(*made, strict=True)))
+            first, *others = made or [columns.take(np.zeros(0, np.int64))]
+            for other in others:
+                first = first.beside(other)
+            return first
         if isinstance(step, Link):
             self.no_nan[columns.source[columns.nan]] = True
             self.no_infinity[columns.source[columns.infinity]] = True
             none = np.zeros(len(columns.source), bool)
-            own = columns._replace(nan=none, infinity=none)
+            own = columns._replace(nan=none, infinity=none, maker=columns.nobody)
             return own.beside(_Columns.computed(step.predicted))
         if isinstance(step, Stack):
             predicted = _Columns.computed(_columns_of(step, len(columns.source)))
@@ -115,6 +130,13 @@ class Refusals:
             self.no_nan[columns.source[columns.nan]] = True
         if not takes_infinity:
             self.no_infinity[columns.source[columns.infinity]] = True
+        for maker in set(columns.maker.tolist()) - {_NOBODY}:
+            no_nan, no_infinity = self.guards.get(maker, Guard())
+            guard = Guard(no_nan or not takes_nan, no_infinity or not takes_infinity)
+            if any(guard):
+                self.guards[maker] = guard
+        if is_function(step):
+            return self._behind_function(step, columns)
         self._follow_least(step, columns)
         if type(step).__name__ == "CategoricalNB":
             counts = enumerate(step.n_categories_)
@@ -123,28 +145,49 @@ class Refusals:
             self.no_infinity[columns.source[columns.infinity & categorical]] = True
         return self._behind(step, columns)
 
+    def _behind_function(self, step: Any, columns: _Columns) -> _Columns:
+        """The columns behind a function, which may be NaN and infinite whatever X is."""
+        function = read_function(step)
+        given = columns.source[columns.given]
+        if given.size:
+            forms = function.forms
+            if not columns.own.all():  # behind another function, or a step that keeps the dtype
+                forms |= {each.replace("array", "frame") for each in forms}
+                forms |= {each.replace("frame", "array") for each in forms}
+            self.forms.append((given, forms))
+        found = _Columns.computed(function.outputs)
+        return found._replace(
+            source=np.resize(given, function.outputs) if given.size else found.source,
+            given=np.full(function.outputs, bool(given.size)),
+            maker=np.full(function.outputs, id(step)),
+        )
+
     def _follow_least(self, step: Any, columns: _Columns) -> None:
         """The least numbers that a model takes, which are numbers of X."""
-        model = MODELS.get(type(step).__name__)
-        if model is None or model.least is None:
-            return
+        if getattr(step, "method", "") == "box-cox":
+            least = _POSITIVE
+        else:
+            model = MODELS.get(type(step).__name__)
+            if model is None or model.least is None:
+                return
+            least = model.least(step)
         if not columns.own.all():
             raise InvalidInput(
-                f"the {type(step).__name__} refuses numbers below {model.least(step):g}, and steps "
+                f"the {type(step).__name__} refuses numbers below {least:g}, and steps "
                 "before it change X; give it X itself"
             )
-        least = np.maximum(self.least[columns.source], model.least(step))
-        self.least[columns.source] = least
+        self.least[columns.source] = np.maximum(self.least[columns.source], least)
 
     def _behind(self, step: Any, columns: _Columns) -> _Columns:
         none = np.zeros(len(columns.source), bool)
         if type(step).__name__ in SELECTORS:
             return columns.take(step.get_support(indices=True))
+        columns = columns._replace(given=none)
         if is_mixing(step):
             return _Columns.computed(columns_of(step))
         if type(step).__name__ == "SimpleImputer":
             filling = filling_of(step)
-            filled = columns._replace(nan=none).take(filling.kept)
+            filled = columns._replace(nan=none, maker=columns.nobody).take(filling.kept)
             return filled.beside(_Columns.computed(len(filling.marked)))
         if type(step).__name__ == "OneHotEncoder":
             if step.handle_unknown == "error":
@@ -153,7 +196,7 @@ class Refusals:
                     seen = np.asarray(step.categories_[number])
                     self.known.append((int(columns.source[number]), seen))
             counts = [len(each) for each in kept_categories(step)]
-            encoded = _Columns(columns.source, none, none, none)
+            encoded = _Columns(columns.source, none, none, none, none, columns.nobody)
             return encoded.take(np.repeat(np.arange(len(none)), counts))
         if type(step).__name__ == "MissingIndicator":
             if step.error_on_new and step.features == "missing-only":
@@ -168,18 +211,34 @@ class Refusals:
 class _Columns(NamedTuple):
     """For each column behind steps, its feature of X, and whether some values of X reach it.
 
-    These are NaN (`nan`), infinity, and the feature's own numbers, unchanged.
+    These are NaN (`nan`), infinity, and the feature's own numbers, unchanged. `given`: its dtype is
+    X's; `maker`: the id of the function that made its numbers, or `_NOBODY`.
     """
 
     source: Array
     nan: Array
     infinity: Array
     own: Array
+    given: Array
+    maker: Array
+
+    @classmethod
+    def of_x(cls, count: int) -> _Columns:
+        """The columns of X."""
+        nan, infinity, own, given = np.ones((4, count), bool)
+        return cls(np.arange(count), nan, infinity, own, given, np.full(count, _NOBODY))
 
     @classmethod
     def computed(cls, count: int) -> _Columns:
         """Computed columns, without NaN, infinity or numbers of a feature."""
-        return cls(np.zeros(count, np.int64), *(np.zeros(count, bool) for _ in range(3)))
+        nan, infinity, own, given = np.zeros((4, count), bool)
+        sources = np.zeros(count, np.int64)
+        return cls(sources, nan, infinity, own, given, np.full(count, _NOBODY))
+
+    @property
+    def nobody(self) -> Array:
+        """The makers of columns that no function made."""
+        return np.full(len(self.source), _NOBODY)
 
     def take(self, which: Any) -> _Columns:
         return _Columns(*(each[which] for each in self))
@@ -187,6 +246,10 @@ class _Columns(NamedTuple):
     def beside(self, others: _Columns) -> _Columns:
         """These columns, followed by the others."""
         return _Columns(*map(np.concatenate, zip(self, others, strict=True)))
+
+
+def _listed(forms: Iterable[str]) -> str:
+    return " or ".join(sorted(forms)) or "nothing"
 
 
 def _columns_of(stack: Stack, features: int) -> int:
@@ -202,6 +265,8 @@ def _takes(step: Any) -> tuple[bool, bool]:
         return not step.is_checked, not step.is_checked
     if library != "sklearn":
         return True, not _is_linear(step)
+    if is_function(step):
+        return not step.validate, not step.validate
     from sklearn.utils import get_tags
 
     takes_nan = bool(get_tags(step).input_tags.allow_nan)
@@ -225,7 +290,8 @@ class EstimatorInput:
     that graphs read for zeros that a sparse X leaves out; `takes_frames`: whether a frame can be
     read as numbers; `words`: columns of codes that follow the features, None where no step reads
     words; `text`: the reader that counts the tokens of an X of texts, None for an X of numbers;
-    `is_column`: X may be (samples,).
+    `is_column`: X may be (samples,); `required`: features that a frame must have, in any order,
+    where the first step chooses columns by name, else None.
     """
 
     name: str
@@ -239,6 +305,7 @@ class EstimatorInput:
     words: WordColumns | None = None
     text: TextReader | None = None
     is_column: bool = False
+    required: Array | None = None
 
     @property
     def width(self) -> int:
@@ -252,6 +319,10 @@ class EstimatorInput:
         """
         if self.is_column:
             X = self._as_column(X)
+        if self.required is not None:
+            X = self._in_order(X, self.required)
+        if self.refusals.forms:
+            self._check_forms(X)
         array: Array = X
         if self.text is not None:
             array = self.text.read(X).astype(self._dtypes[-1], copy=False)
@@ -270,6 +341,54 @@ class EstimatorInput:
         if self.left_out is LeftOut.BOTH and hasattr(X, "toarray"):
             return both(X, array)
         return array
+
+    def _in_order(self, X: Any, required: Array) -> Any:
+        """A frame with its columns in the order of the fit; others are left out.
+
+        Raises InvalidInput for a frame without a column that is required.
+        """
+        if getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame"):
+            X = X.to_frame().T
+        columns = getattr(X, "columns", None)
+        if columns is None or self.names is None or any(columns is each for each in self._seen):
+            return X
+        given, known = list(columns), list(self.names)
+        if given == known or len(set(given)) < len(given):
+            return X
+        missing = [name for name in np.asarray(known, object)[required] if name not in given]
+        if missing:
+            raise InvalidInput(f"X has the columns {given}; add {', '.join(map(str, missing))}")
+        return X.reindex(columns=known)
+
+    def _check_forms(self, X: Any) -> None:
+        """Raise InvalidInput for a form of X of which a function gives other numbers."""
+        is_frame = hasattr(X, "iloc")
+        if is_frame:
+            kinds = [X.dtype] * self.features if X.ndim == 1 else list(X.dtypes)
+        else:
+            kinds = [X.dtype if hasattr(X, "dtype") else np.asarray(X).dtype] * self.features
+        for features, forms in self.refusals.forms:
+            names = {str(kinds[number]) for number in features if number < len(kinds)}
+            found = {f"{'frame' if is_frame else 'array'} {name}" for name in names}
+            if not found <= forms or ("float32" in names and len(names) > 1):
+                raise InvalidInput(
+                    f"X is {_listed(found)}, and a FunctionTransformer's function was recorded for "
+                    f"{_listed(forms)}; give one of these"
+                )
+
+    def check_result(self, result: Array) -> None:
+        """Raise InvalidInput for a result with the mark of rows that a step refuses."""
+        mark = self.refusals.mark
+        if mark is None:
+            return
+        is_odd = np.isnan(result) if mark != mark else np.isinf(result)
+        rows = np.nonzero(result == -1 if result.dtype.kind == "i" else is_odd)[0]
+        if len(rows):
+            raise InvalidInput(
+                f"a FunctionTransformer gives {'NaN or ' * (mark != mark)}infinity for row "
+                f"{rows[0]} of X, which a later step of the {self.name} does not take; give it "
+                "numbers that the function takes"
+            )
 
     def _as_column(self, X: Any) -> Any:
         """X (samples,) as (samples, 1); any other X unchanged."""
@@ -480,7 +599,8 @@ class EstimatorInput:
     def _check_least(self, X: Any, array: Array) -> None:
         """Raise InvalidInput for small numbers, and for an X that AdditiveChi2Sampler truncates."""
         dtype = X.dtype if hasattr(X, "toarray") else np.asarray(X).dtype
-        if dtype.kind in "biu":
+        is_rounded = np.isfinite(self.refusals.least) & (self.refusals.least != _POSITIVE)
+        if dtype.kind in "biu" and is_rounded.any():
             raise InvalidInput(
                 f"X has dtype {dtype}, to which a sampler rounds its results down; give "
                 "X.astype(np.float64)"

@@ -14,6 +14,7 @@ from sparsejit.estimators.column_steps import each_step
 from sparsejit.estimators.forest_probes import transformed
 from sparsejit.estimators.forests import is_forest
 from sparsejit.estimators.parts import Link, Stack, is_mixing
+from sparsejit.estimators.traced_functions import is_function
 from sparsejit.ir.values import Array
 
 # Steps whose results differ for a sparse matrix: they multiply by the reciprocal of the scale, to
@@ -55,6 +56,8 @@ def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
     if links:
         return _of_link(chain[: links[0]], chain[links[0]], chain[links[0] + 1 :], features)
     *before, last = chain
+    if any(map(is_function, each_step(chain))):
+        return LeftOut.REFUSED
     steps = list(takewhile(lambda step: not isinstance(step, Stack), before))
     try:
         reaches = not steps or _stays_sparse(steps, features)

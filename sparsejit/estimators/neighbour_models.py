@@ -58,7 +58,7 @@ def _weighting(estimator: Any) -> bool:
     return bool(estimator.weights == "distance")
 
 
-def _inverse(f: Formula, away: Operand, counts: Operand | None = None) -> Operand:
+def inverse_distances(f: Formula, away: Operand, counts: Operand | None = None) -> Operand:
     """Weights in proportion to 1 / distance: rows at distance 0 count alone.
 
     `counts` is true for the elements of a row that count at all.
@@ -90,7 +90,7 @@ def _sum_of_neighbours(writer: EstimatorWriter, estimator: Any, table: Array) ->
     if not _weighting(estimator):
         return writer.at("neighbours").one(EmbeddingBag(BagKind.SUM), found, rows)
     f = double_formula(writer, "weights")
-    weights = f.finish(_inverse(f, metric.finished(f, reduced)), shape=reduced.shape)
+    weights = f.finish(inverse_distances(f, metric.finished(f, reduced)), shape=reduced.shape)
     bag = EmbeddingBag(BagKind.SUM, weighted=True)
     return writer.at("neighbours").one(bag, found, rows, single(writer, weights))
 
@@ -168,7 +168,7 @@ def _within(writer: EstimatorWriter, estimator: Any) -> Value:
         return f.finish(f("where", inside, 1.0, 0.0), shape=reduced.shape)
     away = metric.finished(f, reduced)
     return f.finish(
-        f("where", inside, _inverse(f, away, inside), 0.0), shape=reduced.shape
+        f("where", inside, inverse_distances(f, away, inside), 0.0), shape=reduced.shape
     )
 
 

@@ -46,7 +46,7 @@ SINGLE_TREES = frozenset(
 MAPPING = frozenset(
     """
     AdditiveChi2Sampler BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA
-    FeatureAgglomeration GaussianRandomProjection Isomap KMeans KNeighborsTransformer
+    FeatureAgglomeration GaussianRandomProjection Isomap KMeans KNNImputer KNeighborsTransformer
     KernelCenterer KernelPCA LinearDiscriminantAnalysis MiniBatchKMeans MiniBatchSparsePCA
     NeighborhoodComponentsAnalysis Nystroem PLSCanonical PLSRegression PLSSVD
     PolynomialCountSketch RBFSampler RadiusNeighborsTransformer SkewedChi2Sampler SparsePCA

@@ -7,9 +7,12 @@
      "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
      "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
      "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
-     "step": name}, ...]},
+     "step": name}, ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
+     [[kind, feature, border, bool], ...], "hashes": [...], "values": [...], "others": ...}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
      "text": null or the fields of a TextReader, "column": bool,
+     "forms": [[[feature, ...], [form, ...]], ...], "mark": "nan", "inf" or null,
+     "required": null or [feature, ...],
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
 "dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields of `_NEWER`. A code is a
@@ -19,7 +22,7 @@ number, "nan", or null where the word is refused. Labels are null or {"dtype": .
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,12 @@ from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.estimators.category_hashes import (
+    HashColumn,
+    HashColumns,
+    HashElement,
+    hash_columns,
+)
 from sparsejit.estimators.forest_rounds import BY_OPTION
 from sparsejit.estimators.forests import labels_of
 from sparsejit.estimators.graphs import read_estimator
@@ -59,7 +68,7 @@ _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
 _NEWER = (
     *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
-    *("least", "column"),
+    *("least", "column", "forms", "mark", "required"),
 )
 
 
@@ -183,6 +192,9 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "outputs": _labels_to_data(source.outputs),
         "text": _text_to_data(rules.text),
         "column": rules.is_column,
+        "required": None if rules.required is None else rules.required.tolist(),
+        "forms": [[each.tolist(), sorted(names)] for each, names in refused.forms],
+        "mark": None if refused.mark is None else str(refused.mark),
         "methods": methods,
     }
     return header, writer.tensors
@@ -219,12 +231,13 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         features,
         None if names is None else tuple(names.tolist()),
         float64,
-        _refusals_from_data(refused, header.get("least", [None] * width), features, width),
+        _refusals_from_data(refused, header, features, width),
         left_out,
         header.get("frames", True) is True,
         words,
         _text_from_data(header.get("text"), width),
         header.get("column", False) is True,
+        None if (asked := header.get("required")) is None else _group_from_data(asked, features),
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
@@ -344,8 +357,19 @@ def _words_to_data(words: WordColumns | None) -> Any:
         }
         for each in words.columns
     ]
-    read = words.is_read.tolist()
-    return {"read": read, "columns": columns, "codes": words.reads_codes}
+    found = {"read": words.is_read.tolist(), "columns": columns, "codes": words.reads_codes}
+    if isinstance(words, HashColumns):
+        hashed = [
+            {
+                "elements": [[*astuple(one)] for one in each.elements],
+                "hashes": list(each.hashes),
+                "values": list(each.values),
+                "others": each.others,
+            }
+            for each in words.hashed
+        ]
+        found |= {"hashed": hashed, "categories": list(words.categories)}
+    return found
 
 
 def _word_to_data(word: Any) -> Any:
@@ -362,11 +386,45 @@ def _code_to_data(code: float | None) -> Any:
 def _words_from_data(data: Any, width: int) -> WordColumns | None:
     if data is None:
         return None
+    if type(data) is dict and "hashed" in data:
+        return _hashes_from_data(data, width)
     read, columns, codes = fields_of(data, read=list, columns=list, codes=bool)
     if width != len(read) + len(columns):
         raise DamagedFile(f"has {len(columns)} columns of words for {width} columns")
     found = tuple(_word_column(each, len(read)) for each in columns)
     return WordColumns(len(read), found, _mask(read, len(read)), codes)
+
+
+def _hashes_from_data(data: dict[str, Any], width: int) -> HashColumns:
+    read, hashed, categories = fields_of(
+        {name: data.get(name) for name in ("read", "hashed", "categories")},
+        read=list, hashed=list, categories=list,
+    )
+    count = len(read)
+    places = _group_from_data(categories, count).tolist()
+    if width != count + len(hashed):
+        raise DamagedFile(f"has {len(hashed)} columns of hashes for {width} columns")
+    return hash_columns(count, places, [_hash_column(each, count, places) for each in hashed])
+
+
+def _hash_column(data: Any, features: int, categories: Sequence[int]) -> HashColumn:
+    elements, hashes, values, others = fields_of(
+        data, elements=list, hashes=list, values=list, others=float
+    )
+    made = []
+    for each in elements:
+        if type(each) is not list or [*map(type, each)] != [str, int, float, bool]:
+            raise DamagedFile(f"combines hashes by {each!r}")
+        kind, feature = each[:2]
+        fits = 0 <= feature < features and (kind == "above") is (feature not in categories)
+        if kind not in ("category", "above", "equal") or not fits:
+            raise DamagedFile(f"combines hashes by {each!r} of {features} features")
+        made.append(HashElement(*each))
+    plain = {*map(type, hashes)} <= {int} and {*map(type, values)} <= {float}
+    alone = len(made) == 1 and made[0].kind == "equal"
+    if not made or not plain or len(hashes) != len(values) or not (values or alone):
+        raise DamagedFile(f"has {len(hashes)} hashes with {len(values)} values")
+    return HashColumn(tuple(made), tuple(hashes), tuple(values), others)
 
 
 def _word_column(data: Any, features: int) -> WordColumn:
@@ -452,7 +510,7 @@ def _group_from_data(entry: Any, features: int) -> Array:
 
 
 def _refusals_from_data(
-    refused: Sequence[list[Any]], least: Any, features: int, width: int
+    refused: Sequence[list[Any]], header: Mapping[str, Any], features: int, width: int
 ) -> Refusals:
     nan, infinity, known, together = refused
     return Refusals(
@@ -460,8 +518,28 @@ def _refusals_from_data(
         _mask(infinity, width),
         [_known_from_data(entry, features) for entry in known],
         [_group_from_data(entry, width) for entry in together],
-        _least_from_data(least, width),
+        _least_from_data(header.get("least", [None] * width), width),
+        _forms_from_data(header.get("forms", []), width),
+        mark=_mark_from_data(header.get("mark")),
     )
+
+
+def _forms_from_data(data: Any, width: int) -> list[tuple[Array, frozenset[str]]]:
+    found = []
+    for entry in data if type(data) is list else [data]:
+        if type(entry) is not list or [*map(type, entry)] != [list, list]:
+            raise DamagedFile(f"takes X in the form {entry!r}")
+        group, names = entry
+        if not all(type(name) is str for name in names):
+            raise DamagedFile(f"takes X in the forms {names!r}")
+        found.append((_group_from_data(group, width), frozenset(names)))
+    return found
+
+
+def _mark_from_data(data: Any) -> float | None:
+    if data not in (None, "nan", "inf"):
+        raise DamagedFile(f"marks rows by {data!r}")
+    return None if data is None else float(data)
 
 
 def _least_from_data(values: Any, features: int) -> Array:

@@ -2,9 +2,11 @@
 
     _piecewise   bins, splines, quantiles: polynomials on intervals, sampled from the step itself
     _products    polynomial features
-    _powers      Yeo-Johnson powers
+    _quantiles   shares as numbers of a normal distribution
+    _powers      Yeo-Johnson and Box-Cox powers
     _norms       rows divided by their norms
     _marks       marks of missing values
+    _function    a FunctionTransformer's function, as recorded
 
 A step whose result for a column is a polynomial between known bounds is asked for its own results
 at as many points of each interval as the polynomial needs; so coefficients need no formula.
@@ -15,12 +17,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators.numpy_functions import UFUNCS, normal_quantile
 from sparsejit.estimators.piece_writer import PieceWriter
+from sparsejit.estimators.traced_functions import read_function, write_function
 from sparsejit.ir.ops.columns import (
     CENTRE,
     SCALE,
@@ -76,11 +81,6 @@ def _bin_widths(step: Any) -> list[int]:
 
 
 def _of_quantiles(step: Any, number: int, dtype: Dtype) -> Array:
-    if step.output_distribution != "uniform":
-        raise InvalidInput(
-            "the QuantileTransformer has output_distribution='normal', which no polynomial gives; "
-            "fit it with 'uniform', or let a forest follow it"
-        )
     return _around(step.quantiles_[:, number])
 
 
@@ -184,6 +184,70 @@ def _sampled(results_of: Callable[[Array], Array], bounds: Array, degree: int) -
     return np.swapaxes(np.concatenate([origins, coefficients], axis=1), 1, 2)
 
 
+def _quantiles(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
+    """Shares of a QuantileTransformer, or the numbers of a normal distribution that have them."""
+    if step.output_distribution == "uniform":
+        return _piecewise(writer, x, step, dtype)
+    columns = range(int(step.n_features_in_))
+    bounds, pieces = [], []
+    for number in columns:
+        least, most = _ends(step.quantiles_[:, number], dtype)
+        own = np.unique(np.append(_around(step.quantiles_[:, number]), [least, most]))
+        made = _sampled(_shares_of(step, number), own, 1)[:, 0]
+        made[np.append(-np.inf, own) >= most] = (0, 1, 0)
+        made[np.append(own, np.inf) <= least] = 0
+        bounds.append(own)
+        pieces.append(made)
+    short = dtype == np.dtype(np.float32)
+    result = Element.FLOAT32 if short else Element.FLOAT64
+    shares = writer.pieces(x, columns, bounds, pieces, [np.nan] * len(columns), result)
+    if short:  # the library rounds shares, which matters near 1
+        numbers = np.tile([[0.0], [1], [0], [-np.inf], [np.inf], [0]], len(columns))
+        operands = (
+            writer.constant(np.arange(len(columns)), "columns"),
+            writer.constant(numbers, "numbers", Element.FLOAT64),
+        )
+        shares = writer.one(ScaledColumns(Element.FLOAT32, Element.FLOAT64), shares, *operands)
+    f = writer.formula("normal quantiles", Element.FLOAT64)
+    size = NormalDist().inv_cdf(1 - (_THRESHOLD - np.spacing(1)))
+    return f.finish(f("maximum", f("minimum", normal_quantile(f, shares), size), -size))
+
+
+def _shares_of(step: Any, number: int) -> Callable[[Array], Array]:
+    """The mean of the shares of a column's numbers, and of the others from above."""
+    quantiles, shares = step.quantiles_[:, number], step.references_
+
+    def shares_of(numbers: Array) -> Array:
+        below = np.interp(numbers, quantiles, shares)
+        above = -np.interp(-numbers, -quantiles[::-1], -shares[::-1])
+        return (0.5 * (below + above))[:, None]
+
+    return shares_of
+
+
+_THRESHOLD = 1e-7  # BOUNDS_THRESHOLD of sklearn.preprocessing
+
+
+def _ends(quantiles: Array, dtype: Dtype) -> tuple[float, float]:
+    """The greatest x whose share is 0, and the greatest x whose share is not 1.
+
+    The library subtracts a threshold in the dtype of X.
+    """
+    lower, upper = quantiles[0], quantiles[-1]
+    step = dtype.type(_THRESHOLD)
+    least, most = dtype.type(lower + _THRESHOLD), dtype.type(upper - _THRESHOLD)
+    far = dtype.type(np.inf)
+    while least - step < lower:
+        least = np.nextafter(least, far)
+    while not least - step < lower:
+        least = np.nextafter(least, -far)
+    while most + step > upper:
+        most = np.nextafter(most, -far)
+    while not np.nextafter(most, far) + step > upper:
+        most = np.nextafter(most, far)
+    return float(least), float(most)
+
+
 def _products(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
     """The products of a PolynomialFeatures."""
     powers = np.asarray(step.powers_, np.int64)
@@ -197,16 +261,14 @@ def _products(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
 
 def _powers(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
     """The columns of a PowerTransformer, which may be scaled at the end."""
-    if step.method != "yeo-johnson":
-        raise InvalidInput(
-            "the PowerTransformer has method='box-cox', which refuses numbers that are not "
-            "positive; fit it with method='yeo-johnson'"
-        )
     rising = np.asarray(step.lambdas_, np.float64)
     powers = np.stack([rising, 2 - rising], axis=1)
     powers[np.abs(powers) < np.finfo(np.float64).eps] = 0
-    constant = writer.constant(powers, "powers", Element.FLOAT64)
-    raised = writer.one(PowerColumns(), x, constant)
+    if step.method == "box-cox":
+        raised = _box_cox(writer, x, rising)
+    else:
+        constant = writer.constant(powers, "powers", Element.FLOAT64)
+        raised = writer.one(PowerColumns(), x, constant)
     if not step.standardize:
         return raised
     count = len(rising)
@@ -217,6 +279,20 @@ def _powers(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
         writer.constant(numbers, "numbers", Element.FLOAT64),
     )
     return writer.one(ScaledColumns(Element.FLOAT64, Element.FLOAT64), raised, *constants)
+
+
+def _box_cox(writer: PieceWriter, x: Value, rising: Array) -> Value:
+    """(x^a - 1) / a, or log x where a is 0."""
+    is_log = np.abs(rising) < 1e-19
+    powers, divisors = (
+        writer.constant(np.where(is_log, other, rising)[None], name, Element.FLOAT64)
+        for name, other in (("powers", 0.0), ("divisors", 1.0))
+    )
+    logs = writer.constant(is_log[None].astype(np.float64), "logarithms", Element.FLOAT64)
+    f = writer.formula("box-cox", Element.FLOAT64)
+    logarithm = f("log", x)
+    raised = f("div", UFUNCS["expm1"].write(f, True, f("mul", logarithm, powers)), divisors)
+    return f.finish(f("where", f("equal", logs, 1.0), logarithm, raised))
 
 
 def _norms(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
@@ -257,6 +333,11 @@ def _ranked(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
     )
 
 
+def _function(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
+    """The results of a FunctionTransformer's function, which reads X in its own dtype."""
+    return write_function(writer, x, step)[0]
+
+
 def is_written(step: Any) -> bool:
     """Whether a step has a function that writes it, in `WRITTEN`."""
     return type(step).__name__ in WRITTEN
@@ -269,6 +350,8 @@ def outputs_of(step: Any) -> int:
         return sum(_PIECEWISE[kind].widths(step))
     if kind == "PolynomialFeatures":
         return int(step.n_output_features_)
+    if kind == "FunctionTransformer":
+        return read_function(step).outputs
     return len(marked_by(step)) if kind == "MissingIndicator" else int(step.n_features_in_)
 
 
@@ -276,9 +359,11 @@ def outputs_of(step: Any) -> int:
 # step, and of the dtype in which the library has x. They return the columns behind it in float64.
 WRITTEN: dict[str, Callable[[PieceWriter, Value, Any, Dtype], Value]] = {
     **dict.fromkeys(_PIECEWISE, _piecewise),
+    "FunctionTransformer": _function,
     "MissingIndicator": _marks,
     "Normalizer": _norms,
     "PolynomialFeatures": _products,
     "PowerTransformer": _powers,
+    "QuantileTransformer": _quantiles,
     "Ranked": _ranked,
 }

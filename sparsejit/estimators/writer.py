@@ -1,8 +1,9 @@
 """Writes the graph of an estimator from X on."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,8 +13,14 @@ from sparsejit.estimators.column_steps import SELECTORS, ColumnScales, each_step
 from sparsejit.estimators.lifting import NumberColumn
 from sparsejit.estimators.parts import DECOMPOSITIONS, Link, Mapped, Stack, is_mixing, linear_map
 from sparsejit.estimators.piece_writer import PieceWriter
+from sparsejit.estimators.traced_functions import (
+    Guard,
+    is_function,
+    mark_of,
+    write_function,
+)
 from sparsejit.estimators.transformers import WRITTEN, is_written
-from sparsejit.frontends.writing.arranging import joined
+from sparsejit.frontends.writing.arranging import joined, reshaped
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
@@ -35,10 +42,15 @@ class EstimatorWriter(PieceWriter):
     """
 
     def __init__(
-        self, x: TensorType, is_sparse: bool = False, numbers: Sequence[NumberColumn] = ()
+        self,
+        x: TensorType,
+        is_sparse: bool = False,
+        numbers: Sequence[NumberColumn] = (),
+        guards: Mapping[int, Guard] = MappingProxyType({}),
     ) -> None:
-        """`numbers` are columns of codes behind X, computed from it."""
+        """`numbers` are columns of codes behind X; `guards` by the ids of functions."""
         super().__init__()
+        self._guards, self._guarded = guards, list[tuple[Value, Guard]]()
         self._written: dict[Write, Value] = {}
         self._notes: list[str] = []
         self.batch, self.features = x.shape
@@ -74,6 +86,32 @@ class EstimatorWriter(PieceWriter):
         """The graph, whose notes tell what was left out of the steps."""
         return replace(super().finish(*outputs), notes=tuple(dict.fromkeys(self._notes)))
 
+    def guarded(self, result: Value) -> Value:
+        """A method's result, with refused rows marked by NaN, infinity, or -1 for a place.
+
+        A row is refused where a function gives numbers that a later step refuses.
+        """
+        if not self._guarded:
+            return result
+        if result.type.element is Element.BOOL:
+            raise InvalidInput(
+                "a FunctionTransformer stands before a model of several labels that refuses NaN "
+                "and infinity, which it may give; fit a model of one label"
+            )
+        shape = (self.batch,) + (1,) * (len(result.shape) - 1)
+        is_whole = result.type.element is Element.INT64
+        mark = -1 if is_whole else mark_of(guard for _, guard in self._guarded)
+        for value, guard in self._guarded:
+            f = self.at("guard").formula("guard", Element.FLOAT64)
+            odd = f("not_equal", value, value)
+            if guard.no_infinity:
+                is_far = f("equal", f("abs", value), float("inf"))
+                odd = f("logical_or", odd, is_far) if guard.no_nan else is_far
+            marks = f("row_max", f("where", odd, 1.0, 0.0))
+            refused = f.finish(f("greater", marks, 0.5), shape=value.shape)
+            result = self.pointwise("where", reshaped(self, refused, shape), mark, result)
+        return result
+
     def _read(self, x: Value, dtype: np.dtype[Any] = _DOUBLE) -> None:
         """Make the columns of x the current columns; the library has x in this dtype."""
         self.x, self._columns = x, ColumnScales.of(x.shape[1], dtype)
@@ -85,6 +123,9 @@ class EstimatorWriter(PieceWriter):
         inner = each_step([step]) if kind == "ColumnTransformer" else []
         if any(is_written(each) or is_mixing(each) for each in inner):
             self._in_parts(step)
+            return
+        if is_function(step):
+            self._apply(step)
             return
         if is_written(step):
             dtype = self._columns.dtype
@@ -104,6 +145,15 @@ class EstimatorWriter(PieceWriter):
             self._read(step.write(self))
             return
         self._decompose(step)
+
+    def _apply(self, step: Any) -> None:
+        """Apply a FunctionTransformer in the dtype of the library, and note what it must give."""
+        short = self._columns.dtype == np.dtype(np.float32)
+        x = self.columns(Element.FLOAT32 if short else Element.FLOAT64)
+        found, dtype = write_function(self.at("function"), x, step)
+        self._read(found, dtype)
+        if (guard := self._guards.get(id(step))) is not None:
+            self._guarded.append((found, guard))
 
     def _decompose(self, step: Any, selector: Any = None) -> None:
         """Make a decomposition's components current, of which a selector behind it takes some."""

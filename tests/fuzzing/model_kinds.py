@@ -19,8 +19,8 @@ class ModelKind:
     """A class of scikit-learn, its parameters at random, and its data.
 
     `target`: "classes", "two", "numbers", "several" numbers, "positive" ones, or "none". `data`:
-    "plain" numbers, "counts", "codes" of categories, a "kernel" of samples, or one column, of
-    "one" number or of "labels".
+    "plain" numbers, "missing" ones but in the first column, "counts", "codes" of categories, a
+    "kernel" of samples, or one column, of "one" number or of "labels".
     """
 
     path: str
@@ -46,6 +46,9 @@ class ModelKind:
             return np.round(3 * np.abs(X))
         if self.data == "codes":
             return np.minimum(np.round(2 * np.abs(X)), 4)
+        if self.data == "missing":
+            X[:, 1:][generator.random((samples, features - 1)) < 0.2] = np.nan
+            return X
         if self.data == "kernel":
             return X @ X.T
         if self.data == "labels":
@@ -239,6 +242,10 @@ MODEL_KINDS = (
     ModelKind("kernel_ridge.KernelRidge", "numbers", _RIDGE),
     ModelKind("kernel_ridge.KernelRidge", "several", _RIDGE),
     ModelKind("decomposition.KernelPCA", "none", _components_of_kernels),
+    ModelKind(
+        *("impute.KNNImputer", "none"),
+        *(_chosen(n_neighbors=[1, 2, 5], add_indicator=[True, False]), "missing"),
+    ),
     ModelKind("kernel_approximation.Nystroem", "none", _approximated),
     ModelKind("kernel_approximation.RBFSampler", "none", _chosen(random_state=[0])),
     *(

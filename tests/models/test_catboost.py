@@ -18,7 +18,7 @@ pandas = pytest.importorskip("pandas")
 from sklearn.ensemble import VotingClassifier  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.preprocessing import FunctionTransformer, StandardScaler  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RNG = np.random.default_rng(0)
@@ -141,11 +141,103 @@ def test_names_of_a_frame_are_compared() -> None:
         compiled.predict(frame[list("bacde")])
 
 
+def _with_categories(draw: np.random.Generator) -> tuple[Any, Any]:
+    """A frame of numbers, words, whole numbers and many identifiers, and a score."""
+    count = int(draw.integers(60, 300))
+    frame = pandas.DataFrame(
+        {
+            "a": draw.standard_normal(count).round(2),
+            "w": np.array(["red", "green", "x y", "\u00fc", "a" * 40], object)[
+                draw.integers(0, 5, count)
+            ],
+            "k": draw.integers(-2, 9, count),
+            "b": draw.standard_normal(count),
+            "two": np.array(["y", "n"], object)[draw.integers(0, 2, count)],
+            "big": [f"id{number}" for number in draw.integers(0, 60, count)],
+        }
+    )
+    score = frame.b + (frame.w == "red") * 2 + frame.k / 4 + (frame.two == "y") * 3
+    if draw.integers(2):
+        frame.loc[draw.random(count) < 0.1, "a"] = np.nan
+    return frame, score + 0.3 * draw.standard_normal(count)
+
+
+_TABLES = [{"simple_ctr": ["Buckets"]}, {"simple_ctr": ["Counter"]}, {}, {},
+           {"simple_ctr": ["BinarizedTargetMeanValue"], "combinations_ctr": ["Buckets"]},
+           {"counter_calc_method": "Full"}, {"model_size_reg": 0}]  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(seed=st.integers(0, 9999), options=TREES, more=st.sampled_from(_TABLES))
+def test_categories_are_hashed_as_catboost_does(
+    seed: int, options: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Tables of one category and of several, one-hot categories, unseen ones, and missing numbers.
+    """
+    draw = np.random.default_rng(seed)
+    frame, score = _with_categories(draw)
+    named = [name for name in ("w", "k", "two", "big") if draw.random() < 0.7] or ["w"]
+    frame = frame[[name for name in frame if name in named or name in "abk"]]
+    kinds = {
+        "two": (catboost.CatBoostClassifier, (score > 0).astype(int)),
+        "three": (catboost.CatBoostClassifier, np.digitize(score, [-0.5, 1])),
+        "score": (catboost.CatBoostRegressor, score),
+    }
+    kind, y = kinds[str(draw.choice([*kinds]))]
+    options |= {"one_hot_max_size": int(draw.choice([1, 2, 5, 10]))}
+    options |= {"max_ctr_complexity": int(draw.integers(1, 5)), "cat_features": named, **more}
+    model = kind(**PLAIN, **options).fit(frame, y)
+    compiled = sparsejit.compile(model)
+    rows = frame.sample(40, random_state=1)
+    for name in named:
+        unseen = 77 if name == "k" else "never"
+        rows[name] = [unseen if draw.random() < 0.2 else value for value in rows[name]]
+    shares = model.predict_proba(rows) if hasattr(model, "predict_proba") else None
+    for x in (rows, rows.to_numpy(object)):
+        for method in compiled.methods:
+            wanted = np.asarray(getattr(model, method)(rows))
+            _near(getattr(compiled, method)(x), wanted, method, shares)
+    first = None if shares is None else shares[:1]
+    _near(compiled.predict(rows[:1]), np.asarray(model.predict(rows[:1])), "predict", first)
+
+
+def test_a_model_with_categories_is_saved_and_read_from_its_file(tmp_path: Path) -> None:
+    frame, score = _with_categories(np.random.default_rng(1))
+    named = ["w", "k", "two", "big"]
+    model = catboost.CatBoostRegressor(**PLAIN, iterations=20, cat_features=named)
+    model.fit(frame, score)
+    model.save_model(str(tmp_path / "model.cbm"))
+    compiled: Any = sparsejit.compile(tmp_path / "model.cbm")
+    compiled.save(tmp_path / "e.sjit")
+    loaded: Any = sparsejit.load(tmp_path / "e.sjit")
+    as_categories = frame.astype({"w": "category", "k": "category", "two": "string"})
+    for one in (compiled, loaded):
+        for x in (frame, as_categories):
+            _near(one.predict(x), model.predict(x), "predict")
+        for name, value in (("w", None), ("k", 1.5), ("big", np.nan)):
+            odd = frame.astype(object)
+            odd.loc[3, name] = value
+            with pytest.raises(InvalidInput, match="give strings or whole numbers"):
+                one.predict(odd)
+        with pytest.raises(InvalidInput, match="no column of numbers"):
+            one.predict(frame.assign(a="red"))
+
+
+def test_a_model_with_categories_stands_alone() -> None:
+    frame, score = _with_categories(np.random.default_rng(1))
+    model = catboost.CatBoostRegressor(**PLAIN, iterations=2, cat_features=["w"])
+    frame = frame[["a", "w"]]
+    pipeline = make_pipeline(FunctionTransformer(), model)
+    with pytest.raises(InvalidInput, match="compile it by itself"):
+        sparsejit.compile(pipeline.fit(frame, score))
+    of_texts = catboost.CatBoostRegressor(**PLAIN, iterations=2, text_features=["w"])
+    of_texts.fit(frame.assign(w=[f"the {word} cat" for word in frame.w]), score)
+    with pytest.raises(InvalidInput, match="text features"):
+        sparsejit.compile(of_texts)
+
+
 def test_what_is_refused() -> None:
-    codes = np.column_stack([X.astype(object), RNG.integers(0, 5, 250)])
     kind = catboost.CatBoostClassifier
-    with pytest.raises(InvalidInput, match="categorical features"):
-        sparsejit.compile(kind(**PLAIN, iterations=3, cat_features=[5]).fit(codes, TWO))
     labels = np.stack([TWO, 1 - TWO], axis=1)
     several = kind(**PLAIN, iterations=3, loss_function="MultiLogloss").fit(X, labels)
     with pytest.raises(InvalidInput, match="MultiLogloss"):

@@ -1,5 +1,6 @@
 """ColumnTransformer and OneHotEncoder in front of estimators, against scikit-learn."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from sklearn.preprocessing import (
 import sparsejit
 from sparsejit.errors import InvalidInput
 
+pandas = pytest.importorskip("pandas")
 GENERATOR = np.random.default_rng(5)
 ROWS = 300
 # Columns 1 and 4 hold categories.
@@ -137,3 +139,42 @@ def test_what_cannot_be_compared_is_named() -> None:
     scaled = make_pipeline(StandardScaler(), ENCODER, RandomForestClassifier(3))
     with pytest.raises(InvalidInput, match="follows a scaler"):
         sparsejit.compile(scaled.fit(X, CLASSES))
+
+
+NAMES = list("abcdef")
+NAMED = pandas.DataFrame(X, columns=NAMES)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "passthrough"])
+@pytest.mark.parametrize("last", [Ridge(), RandomForestClassifier(3, random_state=0)])
+def test_a_frame_with_its_columns_in_another_order_is_read_by_name(
+    remainder: str, last: Any, tmp_path: Path
+) -> None:
+    """As scikit-learn does where a ColumnTransformer is the first step; it ignores other columns.
+
+    Columns that no part reads may be missing.
+    """
+    parts = [("scaled", StandardScaler(), ["c", "a"]), ("numbers", StandardScaler(), [1])]
+    before = ColumnTransformer(parts, remainder=remainder)
+    pipeline = make_pipeline(before, last).fit(NAMED, CLASSES)
+    fast = sparsejit.compile(pipeline)
+    fast.save(tmp_path / "e.sjit")
+    turned = NAMED[NAMES[::-1]]
+    loaded: Any = sparsejit.load(tmp_path / "e.sjit")
+    for compiled in (fast, loaded):
+        for frame in (turned, turned.assign(more=1.0), NAMED, turned[["b", "a", "c"]]):
+            try:
+                wanted = pipeline.predict(frame)
+            except ValueError:
+                with pytest.raises(InvalidInput, match="add d, e, f"):
+                    compiled.predict(frame)
+                continue
+            np.testing.assert_allclose(compiled.predict(frame), wanted, atol=1e-5)
+        with pytest.raises(InvalidInput, match="add b"):
+            compiled.predict(NAMED.drop(columns="b"))
+
+
+def test_other_estimators_refuse_another_order() -> None:
+    compiled = sparsejit.compile(make_pipeline(StandardScaler(), Ridge()).fit(NAMED, CLASSES))
+    with pytest.raises(InvalidInput, match="in this order"):
+        compiled.predict(NAMED[NAMES[::-1]])

@@ -72,4 +72,5 @@ def rounded_down(thresholds: Array) -> Array:
     """The greatest float32 that is no greater than each threshold."""
     with np.errstate(over="ignore"):
         rounded = thresholds.astype(np.float32)
-    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    with np.errstate(over="ignore"):
+        return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
