@@ -8,7 +8,7 @@ float32. Infinite and missing values are refused where they reach a step that re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -29,7 +29,7 @@ from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
 from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
-from sparsejit.estimators.text import TextReader
+from sparsejit.estimators.text import TextCounts, TextReader, texts_of
 from sparsejit.estimators.transformers import is_written, outputs_of
 from sparsejit.estimators.words import WordColumns, frame_columns
 from sparsejit.ir.values import Array
@@ -253,10 +253,7 @@ class EstimatorInput:
         if self.is_column:
             X = self._as_column(X)
         array: Array = X
-        if self.text is not None:
-            array = self.text.read(X).astype(self._dtypes[-1], copy=False)
-            self._check_samples(array)
-        elif self.words is not None and self.words.reads(X):
+        if self.words is not None and self.words.reads(X):
             array = self._with_codes(self.words, X)
         elif not self._is_plain(X):
             array = self._converted(X)
@@ -270,6 +267,35 @@ class EstimatorInput:
         if self.left_out is LeftOut.BOTH and hasattr(X, "toarray"):
             return both(X, array)
         return array
+
+    def counted(self, reader: TextReader, texts: Any) -> Iterator[TextCounts]:
+        """The counts of an X of texts, some after some. Raises InvalidInput for all other things.
+        """
+        given = texts_of(texts)
+        self._check_samples(given)
+        return reader.parts(given)
+
+    def write_counts(self, counts: TextCounts, array: Array) -> None:
+        """Write counts into an array of zeros. Raises InvalidInput for counts that are refused."""
+        array[counts.texts, counts.columns] = counts.values
+        if self.refusals.known:
+            self._check_known(array)
+        if self._has_least:
+            self._check_least(array, array)
+
+    @cached_property
+    def takes_products(self) -> bool:
+        """Whether no count of texts can be refused, so that their products are read as well."""
+        return not (self.refusals.known or self._has_least)
+
+    @property
+    def widest(self) -> np.dtype[Any]:
+        """The dtype of X in which native code computes what the library does."""
+        return self._dtypes[-1]
+
+    def samples(self, X: Any) -> int:
+        """The number of samples of X. Raises InvalidInput for an X that is refused."""
+        return len(self.read(X) if self.text is None else texts_of(X))
 
     def _as_column(self, X: Any) -> Any:
         """X (samples,) as (samples, 1); any other X unchanged."""
@@ -444,11 +470,11 @@ class EstimatorInput:
             )
         return made
 
-    def _check_samples(self, array: Array) -> None:
-        if not len(array) and self.library != "xgboost":
+    def _check_samples(self, samples: Array | list[str]) -> None:
+        if not len(samples) and self.library != "xgboost":
+            shape = getattr(samples, "shape", (0,))
             raise InvalidInput(
-                f"X has no samples, its shape is {array.shape}; give at least one, as {self.name} "
-                "asks"
+                f"X has no samples, its shape is {shape}; give at least one, as {self.name} asks"
             )
 
     def _check_finite(self, array: Array) -> None:

@@ -1,0 +1,255 @@
+"""A native reader of ASCII texts: runs of letters become the codes of the words that they are.
+
+    read_words(text, arguments, codes) -> number of codes
+
+    each run of characters that are not 0 in `classes`, by these
+        each eight of them       state = table[state, the eight]
+        the rest                 code = table[state, the rest]
+    a character of class 1       the code of a break
+
+The table is exact: its keys are the characters themselves. A word of eight letters takes 10 ns
+where the table lies in L1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory, builtin, python_function
+from sparsejit.runtime.python_objects import (
+    ARRAY_DATA,
+    METH_FASTCALL,
+    emit_call,
+    layout_is_known,
+)
+from sparsejit.runtime.trie_walk import FACTOR, ascending_places
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import (
+    Memory,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    r15,
+    rax,
+    rbp,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+)
+from sparsejit.x86.routines import pop, push
+
+Array = npt.NDArray[Any]
+
+SEPARATOR, BREAK = 0, 1  # classes of characters that are in no word
+_SAVED = (rbx, rbp, r12, r13, r14, r15)
+_CHUNK, _ROW_BYTES = 8, 32
+_HALF = 32
+_NOWHERE = 1 << 31  # a state that no row has
+# The arguments, as int64 in an array.
+_CLASSES, _TABLE, _MASK, _LEAST, _UNKNOWN, _OF_BREAK = range(6)
+
+
+class WordTable:
+    """The codes of words, as native code reads them.
+
+    `classes` (256,) uint8 are the characters that stand for each byte, SEPARATOR, or BREAK. Words
+    shorter than `least` have no code; `unknown` and `of_break` are codes as well.
+    """
+
+    def __init__(
+        self, codes: Mapping[str, int], classes: Array, least: int, unknown: int, of_break: int
+    ) -> None:
+        letters = set(classes[classes > BREAK].tolist())
+        states: dict[tuple[int, int], int] = {}
+        found: dict[tuple[int, int], int] = {}
+        for word, code in codes.items():
+            if not word.isascii() or not letters.issuperset(data := word.encode()) or not data:
+                continue
+            state, *chunks = 0, *(data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK))
+            for chunk in chunks:
+                key = state, int.from_bytes(chunk, "big")
+                state = states.setdefault(key, len(states) + 1)
+            found[key] = code
+        self._rows, mask = _rows_of(states, found, unknown)
+        self._classes = np.ascontiguousarray(classes, np.uint8)
+        addresses = self._classes.ctypes.data, self._rows.ctypes.data
+        self._arguments = np.array([*addresses, mask, least, unknown, of_break], np.int64)
+
+    def read(self, text: str) -> Array | None:
+        """The codes of an ASCII text, int64; None where this interpreter's objects are unknown."""
+        native = _reader()
+        if native is None:
+            return None
+        codes = np.empty(len(text) + 1, np.int64)
+        count = native(text, self._arguments, codes)
+        return codes[:count]
+
+
+def _rows_of(
+    states: Mapping[tuple[int, int], int], codes: Mapping[tuple[int, int], int], unknown: int
+) -> tuple[Array, int]:
+    """The rows (slots, 4): eight characters, the state before and behind, the code; and a mask."""
+    slots = 1 << max(4, (2 * len(states)).bit_length())
+    before, chunks = np.array([*states] or np.zeros((0, 2)), np.int64).reshape(-1, 2).T
+    mixed = (before << _HALF ^ chunks).view(np.uint64)
+    with np.errstate(over="ignore"):
+        hashes = (mixed * np.uint64(FACTOR) >> np.uint64(_HALF)).astype(np.int64) & (slots - 1)
+    places = ascending_places(hashes)
+    rows = np.full((max(slots, int(places.max(initial=0)) + 1) + 1, 4), -1, np.int64)
+    behind = [*states.values()]
+    own = [codes.get(key, unknown) for key in states]
+    rows[places] = np.stack([chunks, before, behind, own], axis=1) if behind else rows[places]
+    return rows, slots - 1
+
+
+@cache
+def _reader() -> Callable[[str, Array, Array], int] | None:
+    if not layout_is_known():
+        return None
+    asm = Assembler(Target.detect())
+    _emit(asm)
+    code = ExecutableMemory(asm.finish().data)
+    return builtin("read_words", code.address, METH_FASTCALL, code)
+
+
+def _emit(asm: Assembler) -> None:
+    """Append the reader.
+
+    Registers: rbx: classes; rbp: the text; r12: table; r13: the next code; r14: the next character;
+    r15: the end; r11: the arguments; r9: the start of a word; rcx: characters of a chunk, whose
+    number is in r8; rdx: the state; r10: the code; rdi: the factor.
+    """
+    failed, done = asm.label("failed"), asm.label("done")
+    push(asm, _SAVED)
+    asm.emit("sub", rsp, 24)
+    asm.emit("mov", rax, Memory(rsi, 16))
+    asm.emit("mov", r13, Memory(rax, ARRAY_DATA))
+    asm.emit("mov", Memory(rsp, 8), r13)
+    asm.emit("mov", rax, Memory(rsi, 8))
+    asm.emit("mov", rbx, Memory(rax, ARRAY_DATA))
+    asm.emit("mov", rdi, Memory(rsi))
+    asm.emit("mov", rsi, rsp)
+    emit_call(asm, python_function("PyUnicode_AsUTF8AndSize"))
+    asm.emit("test", rax, rax)
+    asm.jump("jz", failed)
+    asm.emit("mov", rbp, rax)
+    asm.emit("xor", dword(r14), dword(r14))
+    asm.emit("mov", r15, Memory(rsp))
+    asm.emit("mov", r11, rbx)
+    asm.emit("mov", rbx, Memory(r11, 8 * _CLASSES))
+    asm.emit("mov", r12, Memory(r11, 8 * _TABLE))
+    asm.emit("mov", rdi, FACTOR)
+    _emit_words(asm)
+    asm.emit("mov", rdi, r13)
+    asm.emit("sub", rdi, Memory(rsp, 8))
+    asm.emit("shr", rdi, 3)
+    asm.bind(done)
+    emit_call(asm, python_function("PyLong_FromSsize_t"))
+    asm.emit("add", rsp, 24)
+    pop(asm, _SAVED)
+    asm.emit("ret")
+    asm.bind(failed)
+    emit_call(asm, python_function("PyErr_Clear"))
+    asm.emit("xor", dword(rdi), dword(rdi))
+    asm.jump("jmp", done)
+
+
+def _emit_words(asm: Assembler) -> None:
+    """Append the loop over all characters."""
+    names = ("next", "letter", "more", "end of word", "take", "of break", "done", "look up", "least")
+    following, letter, more, ended, take, of_break, done, look_up, least = map(asm.label, names)
+    asm.bind(following)
+    _emit_class(asm, done)
+    asm.emit("mov", r9, r14)
+    asm.emit("add", r14, 1)
+    asm.emit("cmp", dword(rax), BREAK)
+    asm.jump("jb", following)
+    asm.jump("je", of_break)
+    for register in (rcx, rdx, r8):
+        asm.emit("xor", dword(register), dword(register))
+    asm.bind(letter)
+    asm.emit("shl", rcx, 8)
+    asm.emit("or", rcx, rax)
+    asm.emit("add", r8, 1)
+    asm.emit("cmp", r8, _CHUNK)
+    asm.jump("jne", more)
+    asm.jump("call", look_up)
+    asm.emit("xor", dword(rcx), dword(rcx))
+    asm.emit("xor", dword(r8), dword(r8))
+    asm.bind(more)
+    _emit_class(asm, ended)
+    asm.emit("cmp", dword(rax), BREAK)
+    asm.jump("jbe", ended)
+    asm.emit("add", r14, 1)
+    asm.jump("jmp", letter)
+    asm.bind(ended)
+    asm.emit("mov", rax, r14)
+    asm.emit("sub", rax, r9)
+    asm.emit("cmp", rax, Memory(r11, 8 * _LEAST))
+    asm.jump("jl", following)
+    asm.emit("test", r8, r8)
+    asm.jump("jz", take)
+    asm.jump("call", look_up)
+    asm.bind(take)
+    asm.emit("mov", Memory(r13), r10)
+    asm.emit("add", r13, 8)
+    asm.jump("jmp", following)
+    asm.bind(of_break)
+    asm.emit("mov", r10, Memory(r11, 8 * _OF_BREAK))
+    asm.jump("jmp", take)
+    asm.bind(look_up)
+    _emit_look_up(asm)
+    asm.bind(done)
+
+
+def _emit_class(asm: Assembler, end: Label) -> None:
+    """Set eax to the class of the next character; jump to `end` behind the last."""
+    asm.emit("cmp", r14, r15)
+    asm.jump("jae", end)
+    asm.emit("movzx", dword(rax), Memory(rbp, 0, r14))
+    asm.emit("movzx", dword(rax), Memory(rbx, 0, rax))
+
+
+def _emit_look_up(asm: Assembler) -> None:
+    """Append the routine that sets the state and the code behind a chunk. Clobbers rax, rsi."""
+    probe, on, missed = map(asm.label, ("probe", "on", "missed"))
+    asm.emit("mov", rsi, rdx)
+    asm.emit("shl", rsi, _HALF)
+    asm.emit("xor", rsi, rcx)
+    asm.emit("imul", rsi, rdi)
+    asm.emit("shr", rsi, _HALF)
+    asm.emit("and", rsi, Memory(r11, 8 * _MASK))
+    asm.emit("shl", rsi, _ROW_BYTES.bit_length() - 1)
+    asm.emit("add", rsi, r12)
+    asm.bind(probe)
+    asm.emit("mov", rax, Memory(rsi, 8))
+    asm.emit("test", rax, rax)
+    asm.jump("js", missed)
+    asm.emit("cmp", rax, rdx)
+    asm.jump("jne", on)
+    asm.emit("cmp", rcx, Memory(rsi))
+    asm.jump("jne", on)
+    asm.emit("mov", rdx, Memory(rsi, 16))
+    asm.emit("mov", r10, Memory(rsi, 24))
+    asm.emit("ret")
+    asm.bind(on)
+    asm.emit("add", rsi, _ROW_BYTES)
+    asm.jump("jmp", probe)
+    asm.bind(missed)
+    asm.emit("mov", dword(rdx), _NOWHERE)
+    asm.emit("mov", r10, Memory(r11, 8 * _UNKNOWN))
+    asm.emit("ret")
