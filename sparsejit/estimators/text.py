@@ -14,6 +14,7 @@ operations, to the last bit. A HashingVectorizer's columns are kept by word when
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +44,7 @@ from sparsejit.estimators.words import WordColumn
 from sparsejit.ir.values import Array
 from sparsejit.runtime.trie_walk import TrieTable
 from sparsejit.runtime.word_codes import BREAK as OF_BREAKS
-from sparsejit.runtime.word_codes import WordTable
+from sparsejit.runtime.word_codes import CODE_BITS, COUNT_BITS, MOST_TEXTS, WordTable
 
 VECTORISERS = frozenset({"CountVectorizer", "HashingVectorizer", "TfidfVectorizer"})
 _OWN_CODE = ("preprocessor", "tokenizer")
@@ -99,8 +100,11 @@ class TextCounts:
         if not len(self.values):
             return result
         if weights.shape[1] == 1:
-            terms = self.values * weights[self.columns, 0]
-            result[:, 0] = np.bincount(self.texts, terms, self.count)
+            terms = self.values * weights.ravel().take(self.columns)
+            if self.count == 1:
+                result[0, 0] = terms.sum()
+            else:
+                result[:, 0] = np.bincount(self.texts, terms, self.count)
             return result
         terms = self.values[:, None] * weights[self.columns]
         if self.count == 1:
@@ -117,6 +121,21 @@ def _firsts(ascending: Array) -> Array:
     is_first[:1] = True
     np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
     return is_first.nonzero()[0]
+
+
+def _norms(norm: str, rows: Array, numbers: Array, count: int) -> Array:
+    """The norm of each number's text, added up from the first to the last; 1 for 0."""
+    sizes = np.abs(numbers) if norm != "l2" else numbers * numbers
+    if count == 1:
+        total = float(sizes.max() if norm == "max" else np.add.accumulate(sizes)[-1])
+        return np.float64((math.sqrt(total) if norm == "l2" else total) or 1.0)
+    if norm == "max":
+        totals = np.zeros(count)
+        np.maximum.at(totals, rows, sizes)
+    else:
+        totals = np.bincount(rows, sizes, count)
+    totals[totals == 0] = 1
+    return (np.sqrt(totals) if norm == "l2" else totals)[rows]
 
 
 def _kept(codes: Array, count: int) -> tuple[Array, Array]:
@@ -173,49 +192,43 @@ class TextReader:
 
     def counts(self, given: Sequence[str]) -> TextCounts:
         """The weighted counts of some texts."""
-        texts, places = self._found(given)
-        signs = 1 + self.alternates
-        keys = places if len(given) == 1 else texts * (signs * self.width) + places
-        keys.sort()
-        cells = keys >> 1 if self.alternates else keys
-        firsts = _firsts(cells)
-        rows, columns = (
-            (np.zeros(len(firsts), np.int64), cells[firsts])
-            if len(given) == 1
-            else divmod(cells[firsts], self.width)
-        )
-        numbers = self._numbers(keys, firsts)
+        rows, columns, numbers = self._counted(given)
+        if self.alternates:
+            numbers *= 1 - 2 * (columns & 1)
+            columns >>= 1
+            firsts = _firsts(rows * self.width + columns)
+            rows, columns = rows[firsts], columns[firsts]
+            numbers = np.add.reduceat(numbers, firsts) if len(firsts) else numbers
+        if self.is_binary:
+            numbers[:] = 1
         if self.is_sublinear:
             numbers = np.log(numbers) + 1
         if self.weights:
-            numbers *= self._weights[columns]
-        return TextCounts(len(given), rows, columns, self._normed(rows, numbers, len(given)))
+            numbers *= self._weights.take(columns)
+        if self.norm and len(numbers):
+            numbers /= _norms(self.norm, rows, numbers, len(given))
+        return TextCounts(len(given), rows, columns, numbers)
 
-    def _numbers(self, keys: Array, firsts: Array) -> Array:
-        """The counts of cells, whose keys begin at `firsts`; float64."""
-        if self.is_binary:
-            return np.ones(len(firsts))
-        if self.alternates:
-            signs = 1.0 - 2.0 * (keys & 1)
-            return np.add.reduceat(signs, firsts) if len(firsts) else signs
+    def _counted(self, given: Sequence[str]) -> tuple[Array, Array, Array]:
+        """The text, the column and the count of each token, in this order; twice the column, and 1
+        for a negative one, where signs alternate.
+        """
+        packed = self._ascii_codes(given, True) if self._packs else None
+        if packed is not None:
+            packed.sort()
+            codes = packed >> COUNT_BITS
+            counts = packed & ((1 << COUNT_BITS) - 1)
+            if len(given) == 1:
+                return np.zeros(len(codes), np.int64), codes, counts.astype(np.float64)
+            return codes >> CODE_BITS, codes & ((1 << CODE_BITS) - 1), counts.astype(np.float64)
+        texts, places = self._found(given)
+        width = self.width << self.alternates
+        keys = texts * width + places
+        keys.sort()
+        firsts = _firsts(keys)
         ends = np.empty(len(firsts) + 1)
         ends[:-1], ends[-1] = firsts, len(keys)
-        return ends[1:] - ends[:-1]
-
-    def _normed(self, rows: Array, numbers: Array, count: int) -> Array:
-        """Numbers divided by the norm of their text, added up from the first to the last."""
-        if not self.norm or not len(numbers):
-            return numbers
-        if self.norm == "max":
-            sizes = np.zeros(count)
-            np.maximum.at(sizes, rows, np.abs(numbers))
-        elif self.norm == "l1":
-            sizes = np.bincount(rows, np.abs(numbers), count)
-        else:
-            sizes = np.sqrt(np.bincount(rows, numbers * numbers, count))
-        sizes[sizes == 0] = 1
-        numbers /= sizes[rows]
-        return numbers
+        return *divmod(keys[firsts], width), ends[1:] - ends[:-1]
 
     @cached_property
     def _weights(self) -> Array:
@@ -262,14 +275,24 @@ class TextReader:
         codes = {word: int(code) for word, code in self._codes.codes.items()}
         return WordTable(codes, classes, least, UNKNOWN, OF_BREAK)
 
-    def _ascii_codes(self, given: Sequence[str]) -> Array | None:
-        """The codes of the words of ASCII texts, with breaks between; None for other texts."""
+    @cached_property
+    def _packs(self) -> bool:
+        """Whether words are columns, which native code may count."""
+        return self.analyser == "word" and self.most == 1 and self._table is not None
+
+    def _ascii_codes(self, given: Sequence[str], counts: bool = False) -> Array | None:
+        """The codes of the words of ASCII texts, with breaks between; None for other texts.
+
+        With `counts` packed counts, None where these would not fit.
+        """
         if self._table is None:
             return None
         joined = given[0] if len(given) == 1 else BREAK.join(given)
         if not joined.isascii() or joined.count(BREAK) != len(given) - 1:
             return None
-        return self._table.read(joined)
+        if counts and (len(joined) >> COUNT_BITS or len(given) > MOST_TEXTS):
+            return None
+        return self._table.read(joined, counts)
 
     def _read(self, given: Sequence[str]) -> tuple[Array, Array]:
         """The text and the column of each token that is a string in a dict."""

@@ -1,14 +1,15 @@
 """A native reader of ASCII texts: runs of letters become the codes of the words that they are.
 
-    read_words(text, arguments, codes) -> number of codes
+    read_words(text, arguments, result) -> number of results
 
     each run of characters that are not 0 in `classes`, by these
         each eight of them       state = table[state, the eight]
         the rest                 code = table[state, the rest]
-    a character of class 1       the code of a break
+                                 the code is written, or counted: count[seen[code]] += 1
+    a character of class 1       the code of a break, or the end of the counts of a text
 
 The table is exact: its keys are the characters themselves. A word of eight letters takes 10 ns
-where the table lies in L1.
+where the table lies in L1. Counts are packed into one number, text << 48 | code << 17 | count.
 """
 
 from __future__ import annotations
@@ -57,10 +58,16 @@ Array = npt.NDArray[Any]
 SEPARATOR, BREAK = 0, 1  # classes of characters that are in no word
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 _CHUNK, _ROW_BYTES = 8, 32
+_FRAME = 40  # bytes of the stack, which is aligned to 16 bytes at calls
 _HALF = 32
 _NOWHERE = 1 << 31  # a state that no row has
 # The arguments, as int64 in an array.
-_CLASSES, _TABLE, _MASK, _LEAST, _UNKNOWN, _OF_BREAK = range(6)
+_CLASSES, _TABLE, _MASK, _LEAST, _UNKNOWN, _OF_BREAK, _SEEN = range(7)
+# Bits of a packed count, which a text of less than 2**COUNT_BITS characters fits, and of a code.
+COUNT_BITS, CODE_BITS = 17, 31
+MOST_TEXTS = 1 << 15
+# Places on the stack: the length of the text, the first result, the first of a text, the text.
+_LENGTH, _FIRST, _OWN, _TEXT = range(4)
 
 
 class WordTable:
@@ -86,17 +93,25 @@ class WordTable:
             found[key] = code
         self._rows, mask = _rows_of(states, found, unknown)
         self._classes = np.ascontiguousarray(classes, np.uint8)
+        self._seen = np.zeros(max(codes.values(), default=0) + 1, np.int32)
         addresses = self._classes.ctypes.data, self._rows.ctypes.data
-        self._arguments = np.array([*addresses, mask, least, unknown, of_break], np.int64)
+        rest = mask, least, unknown, of_break
+        self._arguments = [
+            np.array([*addresses, *rest, seen], np.int64) for seen in (0, self._seen.ctypes.data)
+        ]
 
-    def read(self, text: str) -> Array | None:
-        """The codes of an ASCII text, int64; None where this interpreter's objects are unknown."""
+    def read(self, text: str, counts: bool = False) -> Array | None:
+        """The codes of an ASCII text, int64; None where this interpreter's objects are unknown.
+
+        With `counts` each code that is not negative once for each text, packed with its count.
+        Such a text has at most MOST_TEXTS texts, and less than 2**COUNT_BITS characters.
+        """
         native = _reader()
         if native is None:
             return None
-        codes = np.empty(len(text) + 1, np.int64)
-        count = native(text, self._arguments, codes)
-        return codes[:count]
+        result = np.empty(len(text) + 1, np.int64)
+        count = native(text, self._arguments[counts], result)
+        return result[:count]
 
 
 def _rows_of(
@@ -135,10 +150,12 @@ def _emit(asm: Assembler) -> None:
     """
     failed, done = asm.label("failed"), asm.label("done")
     push(asm, _SAVED)
-    asm.emit("sub", rsp, 24)
+    asm.emit("sub", rsp, _FRAME)
     asm.emit("mov", rax, Memory(rsi, 16))
     asm.emit("mov", r13, Memory(rax, ARRAY_DATA))
-    asm.emit("mov", Memory(rsp, 8), r13)
+    asm.emit("xor", dword(rax), dword(rax))
+    for place, register in ((_FIRST, r13), (_OWN, r13), (_TEXT, rax)):
+        asm.emit("mov", Memory(rsp, 8 * place), register)
     asm.emit("mov", rax, Memory(rsi, 8))
     asm.emit("mov", rbx, Memory(rax, ARRAY_DATA))
     asm.emit("mov", rdi, Memory(rsi))
@@ -155,11 +172,11 @@ def _emit(asm: Assembler) -> None:
     asm.emit("mov", rdi, FACTOR)
     _emit_words(asm)
     asm.emit("mov", rdi, r13)
-    asm.emit("sub", rdi, Memory(rsp, 8))
+    asm.emit("sub", rdi, Memory(rsp, 8 * _FIRST))
     asm.emit("shr", rdi, 3)
     asm.bind(done)
     emit_call(asm, python_function("PyLong_FromSsize_t"))
-    asm.emit("add", rsp, 24)
+    asm.emit("add", rsp, _FRAME)
     pop(asm, _SAVED)
     asm.emit("ret")
     asm.bind(failed)
@@ -170,10 +187,11 @@ def _emit(asm: Assembler) -> None:
 
 def _emit_words(asm: Assembler) -> None:
     """Append the loop over all characters."""
-    names = ("next", "letter", "more", "end of word", "take", "of break", "done", "look up", "least")
-    following, letter, more, ended, take, of_break, done, look_up, least = map(asm.label, names)
+    names = ("next", "letter", "more", "end of word", "take", "write", "of break", "look up")
+    following, letter, more, ended, take, write, of_break, look_up = map(asm.label, names)
+    forget, end, done = map(asm.label, ("forget", "end", "done"))
     asm.bind(following)
-    _emit_class(asm, done)
+    _emit_class(asm, end)
     asm.emit("mov", r9, r14)
     asm.emit("add", r14, 1)
     asm.emit("cmp", dword(rax), BREAK)
@@ -205,15 +223,82 @@ def _emit_words(asm: Assembler) -> None:
     asm.jump("jz", take)
     asm.jump("call", look_up)
     asm.bind(take)
+    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
+    asm.emit("test", rsi, rsi)
+    asm.jump("jz", write)
+    _emit_count(asm, write, following)
+    asm.bind(write)
     asm.emit("mov", Memory(r13), r10)
     asm.emit("add", r13, 8)
     asm.jump("jmp", following)
     asm.bind(of_break)
     asm.emit("mov", r10, Memory(r11, 8 * _OF_BREAK))
-    asm.jump("jmp", take)
+    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
+    asm.emit("test", rsi, rsi)
+    asm.jump("jz", write)
+    asm.jump("call", forget)
+    asm.jump("jmp", following)
+    asm.bind(end)
+    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
+    asm.emit("test", rsi, rsi)
+    asm.jump("jz", done)
+    asm.jump("call", forget)
+    asm.jump("jmp", done)
     asm.bind(look_up)
     _emit_look_up(asm)
+    asm.bind(forget)
+    _emit_forget(asm)
     asm.bind(done)
+
+
+def _emit_count(asm: Assembler, write: Label, following: Label) -> None:
+    """Count the code in r10, or pack it for `write` where the text has it for the first time.
+
+    rsi: for each code, the number of its count among all, or 0. Clobbers rax, rcx, rdx.
+    """
+    is_new = asm.label("new")
+    asm.emit("test", r10, r10)
+    asm.jump("js", following)
+    asm.emit("mov", rcx, Memory(rsp, 8 * _FIRST))
+    asm.emit("mov", dword(rax), Memory(rsi, 0, r10, 4))
+    asm.emit("test", dword(rax), dword(rax))
+    asm.jump("jz", is_new)
+    asm.emit("mov", rdx, Memory(rcx, -8, rax, 8))
+    asm.emit("add", rdx, 1)
+    asm.emit("mov", Memory(rcx, -8, rax, 8), rdx)
+    asm.jump("jmp", following)
+    asm.bind(is_new)
+    asm.emit("mov", rax, r13)
+    asm.emit("sub", rax, rcx)
+    asm.emit("shr", rax, 3)
+    asm.emit("add", rax, 1)
+    asm.emit("mov", Memory(rsi, 0, r10, 4), dword(rax))
+    asm.emit("shl", r10, COUNT_BITS)
+    asm.emit("or", r10, Memory(rsp, 8 * _TEXT))
+    asm.emit("add", r10, 1)
+
+
+def _emit_forget(asm: Assembler) -> None:
+    """Append the routine at the end of a text: no code is seen. Clobbers rax, rcx, rdx."""
+    again, end = asm.label("again"), asm.label("end")
+    own, text = (Memory(rsp, 8 * place + 8) for place in (_OWN, _TEXT))
+    asm.emit("xor", dword(rdx), dword(rdx))
+    asm.emit("mov", rax, own)
+    asm.emit("mov", own, r13)
+    asm.bind(again)
+    asm.emit("cmp", rax, r13)
+    asm.jump("jae", end)
+    asm.emit("mov", rcx, Memory(rax))
+    asm.emit("shr", rcx, COUNT_BITS)
+    asm.emit("and", rcx, (1 << CODE_BITS) - 1)
+    asm.emit("mov", Memory(rsi, 0, rcx, 4), dword(rdx))
+    asm.emit("add", rax, 8)
+    asm.jump("jmp", again)
+    asm.bind(end)
+    asm.emit("mov", rax, 1 << (COUNT_BITS + CODE_BITS))
+    asm.emit("add", rax, text)
+    asm.emit("mov", text, rax)
+    asm.emit("ret")
 
 
 def _emit_class(asm: Assembler, end: Label) -> None:
