@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -368,7 +368,7 @@ class CompiledEstimator(Compiled):
         """A method's result for texts: of products of their counts, or of all counts."""
         products = self._products
         if products is None or options:
-            parts = self._input.counted(reader, texts)
+            parts = reader.parts(self._input.texts(texts))
             most = max(self.tile, _COUNTS // reader.width)
             found = [
                 self._of_counts(method, each, options)
@@ -378,10 +378,15 @@ class CompiledEstimator(Compiled):
         else:
             call, finish = self._text_call(method)
             found = []
-            for part in self._input.counted(reader, texts):
-                (result,) = call(part.times(products.weights))
+            for part in self._text_products(self._input.texts(texts)):
+                (result,) = call(part)
                 found.append(result if finish is None else finish(result))
         return found[0] if len(found) == 1 else _joined(found)
+
+    @cached_property
+    def _text_products(self) -> Callable[[Sequence[str]], Iterator[Array]]:
+        assert self._input.text is not None and self._products is not None
+        return self._input.text.products(self._products.weights)
 
     def _text_call(self, method: str) -> _Call:
         key = method, _OF_PRODUCTS, False

@@ -8,7 +8,7 @@ float32. Infinite and missing values are refused where they reach a step that re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -268,12 +268,11 @@ class EstimatorInput:
             return both(X, array)
         return array
 
-    def counted(self, reader: TextReader, texts: Any) -> Iterator[TextCounts]:
-        """The counts of an X of texts, some after some. Raises InvalidInput for all other things.
-        """
-        given = texts_of(texts)
+    def texts(self, X: Any) -> list[str]:
+        """The texts of X. Raises InvalidInput for all other things."""
+        given = texts_of(X)
         self._check_samples(given)
-        return reader.parts(given)
+        return given
 
     def write_counts(self, counts: TextCounts, array: Array) -> None:
         """Write counts into an array of zeros. Raises InvalidInput for counts that are refused."""

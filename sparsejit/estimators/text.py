@@ -44,7 +44,14 @@ from sparsejit.estimators.words import WordColumn
 from sparsejit.ir.values import Array
 from sparsejit.runtime.trie_walk import TrieTable
 from sparsejit.runtime.word_codes import BREAK as OF_BREAKS
-from sparsejit.runtime.word_codes import CODE_BITS, COUNT_BITS, MOST_TEXTS, WordTable
+from sparsejit.runtime.word_codes import (
+    CODE_BITS,
+    COUNT_BITS,
+    MOST_TEXTS,
+    NORMS,
+    WordSums,
+    WordTable,
+)
 
 VECTORISERS = frozenset({"CountVectorizer", "HashingVectorizer", "TfidfVectorizer"})
 _OWN_CODE = ("preprocessor", "tokenizer")
@@ -123,6 +130,12 @@ def _firsts(ascending: Array) -> Array:
     return is_first.nonzero()[0]
 
 
+def _by_ascii(given: Sequence[str]) -> list[Array]:
+    """The places of ASCII texts, and of others, if there are any."""
+    is_plain = np.fromiter(map(str.isascii, given), bool, len(given))
+    return [each for each in (is_plain.nonzero()[0], (~is_plain).nonzero()[0]) if len(each)]
+
+
 def _norms(norm: str, rows: Array, numbers: Array, count: int) -> Array:
     """The norm of each number's text, added up from the first to the last; 1 for 0."""
     sizes = np.abs(numbers) if norm != "l2" else numbers * numbers
@@ -180,15 +193,55 @@ class TextReader:
 
     def parts(self, given: Sequence[str]) -> Iterator[TextCounts]:
         """The counts of texts, some texts after some."""
+        return map(self.counts, self._parted(given))
+
+    def _parted(self, given: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Texts whose counts are made at the same time."""
         if len(given) == 1:
-            yield self.counts(given)
+            yield given
             return
-        ends = list(accumulate(map(len, given)))
         first, before = 0, 0
-        for number, end in enumerate(ends, 1):
+        for number, end in enumerate(accumulate(map(len, given)), 1):
             if end - before >= _PART or number == len(given):
-                yield self.counts(given[first:number])
+                yield given[first:number]
                 first, before = number, end
+
+    def products(self, weights: Array) -> Callable[[Sequence[str]], Iterator[Array]]:
+        """A function of texts that returns products of their counts and weights, some after some.
+
+        Weights are (columns, outputs), products float64 (texts, outputs).
+        """
+        summed = self._sums(weights)
+
+        def products_of(given: Sequence[str]) -> Array:
+            if summed is None:
+                return self.counts(given).times(weights)
+            joined = given[0] if len(given) == 1 else BREAK.join(given)
+            fits = not len(joined) >> COUNT_BITS and joined.count(BREAK) == len(given) - 1
+            if fits and joined.isascii():
+                return summed(joined, len(given))
+            groups = _by_ascii(given)
+            if len(groups) == 1:
+                return self.counts(given).times(weights)
+            result = np.empty((len(given), weights.shape[1]))
+            for group in groups:
+                result[group] = products_of([given[number] for number in group.tolist()])
+            return result
+
+        return lambda given: map(products_of, self._parted(given))
+
+    def _sums(self, weights: Array) -> Callable[[str, int], Array] | None:
+        """The native sums of ASCII texts; None where their tokens or norm are not native."""
+        is_positive = min(self.weights, default=1.0) >= 0
+        if not (self._packs and self._table and self.norm in NORMS and is_positive):
+            return None
+        values = np.arange(1 << COUNT_BITS, dtype=np.float64)
+        if self.is_binary:
+            values[:] = 1
+        if self.is_sublinear:
+            values[1:] = np.log(values[1:]) + 1
+        frequencies = self._weights if self.weights else np.ones(self.width)
+        return self._table.sums(WordSums(values, frequencies, weights, self.norm))
 
     def counts(self, given: Sequence[str]) -> TextCounts:
         """The weighted counts of some texts."""
@@ -254,8 +307,7 @@ class TextReader:
         read = self._walked if self._walks else self._read
         if self._table is None or len(given) == 1:
             return read(given)
-        is_plain = np.fromiter(map(str.isascii, given), bool, len(given))
-        groups = [each for each in (is_plain.nonzero()[0], (~is_plain).nonzero()[0]) if len(each)]
+        groups = _by_ascii(given)
         if len(groups) == 1:
             return read(given)
         found = [read([given[number] for number in group.tolist()]) for group in groups]

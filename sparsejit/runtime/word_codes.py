@@ -8,6 +8,9 @@
                                  the code is written, or counted: count[seen[code]] += 1
     a character of class 1       the code of a break, or the end of the counts of a text
 
+    at the end of a text, if asked:   result[text] = sum of value * weights[code] / their norm
+                                      with value = values[count] * frequencies[code]
+
 The table is exact: its keys are the characters themselves. A word of eight letters takes 10 ns
 where the table lies in L1. Counts are packed into one number, text << 48 | code << 17 | count.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +33,11 @@ from sparsejit.runtime.python_objects import (
     layout_is_known,
 )
 from sparsejit.runtime.trie_walk import FACTOR, ascending_places
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Memory,
+    Register,
     dword,
     r8,
     r9,
@@ -50,6 +55,8 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
     rsp,
+    xmm,
+    ymm,
 )
 from sparsejit.x86.routines import pop, push
 
@@ -63,11 +70,29 @@ _HALF = 32
 _NOWHERE = 1 << 31  # a state that no row has
 # The arguments, as int64 in an array.
 _CLASSES, _TABLE, _MASK, _LEAST, _UNKNOWN, _OF_BREAK, _SEEN = range(7)
+_VALUES, _FREQUENCIES, _WEIGHTS, _PITCH, _NORM = range(7, 12)
+NORMS = ("", "l1", "l2")
 # Bits of a packed count, which a text of less than 2**COUNT_BITS characters fits, and of a code.
 COUNT_BITS, CODE_BITS = 17, 31
 MOST_TEXTS = 1 << 15
-# Places on the stack: the length of the text, the first result, the first of a text, the text.
-_LENGTH, _FIRST, _OWN, _TEXT = range(4)
+# Places on the stack: the length of the text, the first code, the first of a text, the text, and
+# the next row of sums.
+_LENGTH, _FIRST, _OWN, _TEXT, _ROW = range(5)
+_VECTOR = 4  # doubles
+
+
+class WordSums(NamedTuple):
+    """What a sum over the words of a text adds up, all float64.
+
+    A word that a text has n times has the value values[n] * frequencies[code], which is divided by
+    the norm of all of a text, one of NORMS, and multiplied by weights[code] (codes, outputs).
+    Frequencies and `values` (2**COUNT_BITS,) are not negative.
+    """
+
+    values: Array
+    frequencies: Array
+    weights: Array
+    norm: str
 
 
 class WordTable:
@@ -97,7 +122,8 @@ class WordTable:
         addresses = self._classes.ctypes.data, self._rows.ctypes.data
         rest = mask, least, unknown, of_break
         self._arguments = [
-            np.array([*addresses, *rest, seen], np.int64) for seen in (0, self._seen.ctypes.data)
+            np.array([*addresses, *rest, seen, *[0] * 5], np.int64)
+            for seen in (0, self._seen.ctypes.data)
         ]
 
     def read(self, text: str, counts: bool = False) -> Array | None:
@@ -110,8 +136,35 @@ class WordTable:
         if native is None:
             return None
         result = np.empty(len(text) + 1, np.int64)
-        count = native(text, self._arguments[counts], result)
+        count = native(text, self._arguments[counts], result, result)
         return result[:count]
+
+    def sums(self, terms: WordSums) -> Callable[[str, int], Array] | None:
+        """A function of an ASCII text that returns the sums of each of its texts, (texts, outputs).
+
+        The text has less than 2**COUNT_BITS characters. None as for `read`.
+        """
+        native = _reader()
+        if native is None:
+            return None
+        outputs = terms.weights.shape[1]
+        pitch = outputs if outputs < _VECTOR else round_up(outputs, _VECTOR)
+        weights = np.zeros((len(terms.weights), pitch))
+        weights[:, :outputs] = terms.weights
+        values, frequencies = (
+            np.ascontiguousarray(each, np.float64) for each in (terms.values, terms.frequencies)
+        )
+        addresses = [each.ctypes.data for each in (values, frequencies, weights)]
+        arguments = self._arguments[True].copy()
+        arguments[_VALUES:] = *addresses, 8 * pitch, NORMS.index(terms.norm)
+        held = self, values, frequencies, weights
+
+        def summed(text: str, texts: int, held: object = held) -> Array:
+            found = np.empty((texts, pitch))
+            native(text, arguments, np.empty(len(text) + 1, np.int64), found)
+            return found if pitch == outputs else np.ascontiguousarray(found[:, :outputs])
+
+        return summed
 
 
 def _rows_of(
@@ -132,7 +185,7 @@ def _rows_of(
 
 
 @cache
-def _reader() -> Callable[[str, Array, Array], int] | None:
+def _reader() -> Callable[[str, Array, Array, Array], int] | None:
     if not layout_is_known():
         return None
     asm = Assembler(Target.detect())
@@ -156,6 +209,9 @@ def _emit(asm: Assembler) -> None:
     asm.emit("xor", dword(rax), dword(rax))
     for place, register in ((_FIRST, r13), (_OWN, r13), (_TEXT, rax)):
         asm.emit("mov", Memory(rsp, 8 * place), register)
+    asm.emit("mov", rax, Memory(rsi, 24))
+    asm.emit("mov", rax, Memory(rax, ARRAY_DATA))
+    asm.emit("mov", Memory(rsp, 8 * _ROW), rax)
     asm.emit("mov", rax, Memory(rsi, 8))
     asm.emit("mov", rbx, Memory(rax, ARRAY_DATA))
     asm.emit("mov", rdi, Memory(rsi))
@@ -279,8 +335,16 @@ def _emit_count(asm: Assembler, write: Label, following: Label) -> None:
 
 
 def _emit_forget(asm: Assembler) -> None:
-    """Append the routine at the end of a text: no code is seen. Clobbers rax, rcx, rdx."""
-    again, end = asm.label("again"), asm.label("end")
+    """Append the routine at the end of a text, whose sums are written if asked: no code is seen.
+
+    Clobbers rax, rcx, rdx, r8 to r10 and vectors.
+    """
+    again, end, is_summed = map(asm.label, ("again", "end", "is summed"))
+    asm.emit("mov", r10, Memory(r11, 8 * _WEIGHTS))
+    asm.emit("test", r10, r10)
+    asm.jump("jz", is_summed)
+    _emit_sums(asm)
+    asm.bind(is_summed)
     own, text = (Memory(rsp, 8 * place + 8) for place in (_OWN, _TEXT))
     asm.emit("xor", dword(rdx), dword(rdx))
     asm.emit("mov", rax, own)
@@ -298,7 +362,102 @@ def _emit_forget(asm: Assembler) -> None:
     asm.emit("mov", rax, 1 << (COUNT_BITS + CODE_BITS))
     asm.emit("add", rax, text)
     asm.emit("mov", text, rax)
+    without = asm.label("without sums")
+    asm.emit("mov", rax, Memory(r11, 8 * _WEIGHTS))
+    asm.emit("test", rax, rax)
+    asm.jump("jz", without)
+    asm.emit("mov", r13, Memory(rsp, 8 * _FIRST + 8))
+    asm.emit("mov", own, r13)
+    asm.bind(without)
     asm.emit("ret")
+
+
+def _emit_sums(asm: Assembler) -> None:
+    """Write the sums of a text. r10: the weights. rsi is kept."""
+    word, scalar, on, summed, end = map(asm.label, ("word", "scalar", "on", "summed", "end"))
+    row, pitch = Memory(rsp, 8 * _ROW + 8), Memory(r11, 8 * _PITCH)
+    asm.emit("mov", rcx, row)
+    asm.emit("mov", r8, Memory(r11, 8 * _VALUES))
+    asm.emit("mov", r9, Memory(r11, 8 * _FREQUENCIES))
+    for register in (xmm(1), xmm(2), xmm(3)):
+        asm.emit("vxorpd", register, register, register)
+    _for_outputs(asm, lambda place: asm.emit("vmovsd", place(rcx), xmm(3)), 1)
+    asm.emit("mov", rax, Memory(rsp, 8 * _OWN + 8))
+    asm.bind(word)
+    asm.emit("cmp", rax, r13)
+    asm.jump("jae", summed)
+    asm.emit("mov", rdx, Memory(rax))
+    asm.emit("mov", rdi, rdx)
+    asm.emit("and", rdi, (1 << COUNT_BITS) - 1)
+    asm.emit("vmovsd", xmm(0), Memory(r8, 0, rdi, 8))
+    asm.emit("shr", rdx, COUNT_BITS)
+    asm.emit("and", rdx, (1 << CODE_BITS) - 1)
+    asm.emit("vmulsd", xmm(0), xmm(0), Memory(r9, 0, rdx, 8))
+    asm.emit("vaddsd", xmm(1), xmm(1), xmm(0))
+    asm.emit("vfmadd231sd", xmm(2), xmm(0), xmm(0))
+    asm.emit("imul", rdx, pitch)
+    asm.emit("add", rdx, r10)
+    asm.emit("mov", rdi, pitch)
+    asm.emit("cmp", rdi, 8 * _VECTOR)
+    asm.jump("jb", scalar)
+    asm.emit("vbroadcastsd", ymm(0), xmm(0))
+    for label, vector, move, lanes in ((None, ymm, "vmovupd", _VECTOR), (scalar, xmm, "vmovsd", 1)):
+        if label is not None:
+            asm.jump("jmp", on)
+            asm.bind(label)
+
+        def add(place: Place, vector: Any = vector, move: str = move) -> None:
+            multiply = "vfmadd231pd" if vector is ymm else "vfmadd231sd"
+            asm.emit(move, vector(3), place(rcx))
+            asm.emit(multiply, vector(3), vector(0), place(rdx))
+            asm.emit(move, place(rcx), vector(3))
+
+        _for_outputs(asm, add, lanes)
+    asm.bind(on)
+    asm.emit("add", rax, 8)
+    asm.jump("jmp", word)
+    asm.bind(summed)
+    _emit_norm(asm, end)
+    asm.bind(end)
+    asm.emit("add", rcx, pitch)
+    asm.emit("mov", row, rcx)
+    asm.emit("mov", rdi, FACTOR)
+    asm.emit("vzeroupper")
+
+
+def _emit_norm(asm: Assembler, end: Label) -> None:
+    """Divide the sums at rcx by the norm; jump to the end for none. xmm1, xmm2: sums, of squares"""
+    is_first = asm.label("l1")
+    asm.emit("mov", rdx, Memory(r11, 8 * _NORM))
+    asm.emit("cmp", rdx, NORMS.index("l1"))
+    asm.jump("jb", end)
+    asm.jump("je", is_first)
+    asm.emit("vsqrtsd", xmm(1), xmm(2), xmm(2))
+    asm.bind(is_first)
+    asm.emit("vxorpd", xmm(3), xmm(3), xmm(3))
+    asm.emit("vucomisd", xmm(1), xmm(3))
+    asm.jump("je", end)
+
+    def divide(place: Place) -> None:
+        asm.emit("vmovsd", xmm(3), place(rcx))
+        asm.emit("vdivsd", xmm(3), xmm(3), xmm(1))
+        asm.emit("vmovsd", place(rcx), xmm(3))
+
+    _for_outputs(asm, divide, 1)
+
+
+Place = Callable[[Register], Memory]
+
+
+def _for_outputs(asm: Assembler, emit: Callable[[Place], object], lanes: int) -> None:
+    """A loop over the outputs of a row, some lanes at once, by rdi."""
+    again = asm.label("output")
+    asm.emit("xor", dword(rdi), dword(rdi))
+    asm.bind(again)
+    emit(lambda base: Memory(base, 0, rdi, 1))
+    asm.emit("add", rdi, 8 * lanes)
+    asm.emit("cmp", rdi, Memory(r11, 8 * _PITCH))
+    asm.jump("jb", again)
 
 
 def _emit_class(asm: Assembler, end: Label) -> None:

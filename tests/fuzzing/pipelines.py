@@ -11,7 +11,7 @@ A finding is a result that differs, or an answer where scikit-learn has none.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,18 @@ import numpy as np
 import pandas
 import xgboost
 from fuzzing.neighbour_ties import explained
+from fuzzing.text_pipelines import (
+    COLOURS,
+    FEWEST,
+    LABEL_STEPS,
+    TEXT_MODELS,
+    TEXT_STEPS,
+    Draw,
+    each,
+    of_labels,
+    of_texts,
+    one_of,
+)
 from scipy import sparse
 from sklearn import (
     cluster,
@@ -46,7 +58,6 @@ from sklearn import (
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.feature_extraction.text import (
     CountVectorizer,
-    HashingVectorizer,
     TfidfTransformer,
     TfidfVectorizer,
 )
@@ -57,28 +68,15 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.source import METHODS
 from sparsejit.ir.values import Array
 
-Draw = np.random.Generator
-Maker = Callable[[Draw], Any]
 TOLERANCE = 2e-6  # of the largest number
 TIED = 1e-6  # scores this near may swap a label
 _CATEGORY = " category"  # ends the names of columns of pandas' categories
-_FEWEST = 30  # rows of a fit
 _SHARE_OF_OTHERS = 0.1  # of cases whose X are texts, or labels
-_COLOURS = ("red", "green", "blue", "grey", "sand")
-_TEXT_WORDS = np.array(
-    [*"The the cat a dog ran sat b2 x_1 don't GREEN Stra\u00dfe na\u00efve \ufb01n e\u0301 \u03a3\u03a3".split(), "\u00df", "\0"]
-)
 _TEXTS = ("the cat sat", "a dog ran", "the dog sat down", "birds", "no words here", "")
 
 
-def _each(*makers: Maker) -> dict[str, Maker]:
-    """Makers by the names of their classes."""
-    draw = np.random.default_rng(0)
-    return {f"{number} {type(make(draw)).__name__}": make for number, make in enumerate(makers)}
-
-
 # Steps for numbers without NaN, of any sign.
-NUMBER_STEPS = _each(
+NUMBER_STEPS = each(
     lambda draw: preprocessing.StandardScaler(with_mean=bool(draw.integers(2))),
     lambda draw: preprocessing.MinMaxScaler(clip=bool(draw.integers(2))),
     lambda draw: preprocessing.MaxAbsScaler(),
@@ -105,13 +103,13 @@ NUMBER_STEPS = _each(
     lambda draw: discriminant_analysis.LinearDiscriminantAnalysis(),
 )
 # Steps that replace or mark NaN.
-FILLS = _each(
+FILLS = each(
     lambda draw: impute.SimpleImputer(strategy=str(draw.choice(["mean", "median"]))),
     lambda draw: impute.SimpleImputer(add_indicator=True),
     lambda draw: impute.KNNImputer(n_neighbors=3),
     lambda draw: make_union(impute.SimpleImputer(), impute.MissingIndicator()),
 )
-WORD_STEPS = _each(
+WORD_STEPS = each(
     lambda draw: preprocessing.OneHotEncoder(handle_unknown="ignore"),
     lambda draw: preprocessing.OneHotEncoder(handle_unknown="ignore", sparse_output=False),
     lambda draw: preprocessing.OneHotEncoder(drop="first"),
@@ -129,7 +127,7 @@ WORD_STEPS = _each(
 _few = {"n_estimators": 3, "random_state": 0}
 _light = {"n_estimators": 3, "n_jobs": 1, "verbose": -1}
 _cat = {"iterations": 3, "thread_count": 1, "verbose": 0, "allow_writing_files": False}
-CLASSIFIERS = _each(
+CLASSIFIERS = each(
     lambda draw: linear_model.LogisticRegression(),
     lambda draw: linear_model.RidgeClassifier(),
     lambda draw: linear_model.SGDClassifier(random_state=0),
@@ -167,7 +165,7 @@ CLASSIFIERS = _each(
     lambda draw: lightgbm.LGBMClassifier(min_child_samples=5, **_light),
     lambda draw: catboost.CatBoostClassifier(**_cat),
 )
-REGRESSORS = _each(
+REGRESSORS = each(
     lambda draw: linear_model.Ridge(),
     lambda draw: linear_model.HuberRegressor(),
     lambda draw: linear_model.TweedieRegressor(power=0),
@@ -198,42 +196,16 @@ REGRESSORS = _each(
     ),
     lambda draw: catboost.CatBoostRegressor(**_cat),
 )
-OTHERS = _each(
+OTHERS = each(
     lambda draw: cluster.KMeans(2, n_init=1, random_state=0),
     lambda draw: mixture.GaussianMixture(2, random_state=0),
     lambda draw: ensemble.IsolationForest(**_few),
     lambda draw: svm.OneClassSVM(),
     lambda draw: cluster.MiniBatchKMeans(2, n_init=1, random_state=0),
 )
-TEXT_STEPS = _each(
-    lambda draw: CountVectorizer(**_text_options(draw)),
-    lambda draw: TfidfVectorizer(sublinear_tf=bool(draw.integers(2)), **_text_options(draw)),
-    lambda draw: HashingVectorizer(n_features=int(draw.choice([7, 64])), **_text_options(draw)),
-    lambda draw: make_pipeline(CountVectorizer(), TfidfTransformer()),
-)
-LABEL_STEPS = _each(
-    lambda draw: preprocessing.LabelBinarizer(neg_label=int(draw.choice([0, -1]))),
-    lambda draw: preprocessing.LabelEncoder(),
-)
-TABLES = NUMBER_STEPS, FILLS, WORD_STEPS, TEXT_STEPS, LABEL_STEPS, CLASSIFIERS, REGRESSORS, OTHERS
-TEXT_MODELS = _each(
-    lambda draw: linear_model.LogisticRegression(),
-    lambda draw: linear_model.SGDClassifier(random_state=0),
-    lambda draw: svm.LinearSVC(),
-    lambda draw: linear_model.Ridge(),
-    lambda draw: naive_bayes.MultinomialNB(),
-    lambda draw: naive_bayes.ComplementNB(),
-    lambda draw: naive_bayes.BernoulliNB(),
-    lambda draw: neural_network.MLPClassifier([6], max_iter=20, random_state=0),
-    lambda draw: multiclass.OneVsRestClassifier(linear_model.LogisticRegression()),
-    lambda draw: ensemble.RandomForestClassifier(**_few),
-    lambda draw: ensemble.GradientBoostingClassifier(**_few),
-    lambda draw: neighbors.KNeighborsClassifier(3),
-    lambda draw: svm.SVC(),
-    lambda draw: decomposition.TruncatedSVD(2, random_state=0),
-    lambda draw: make_pipeline(
-        preprocessing.MaxAbsScaler(), decomposition.TruncatedSVD(2, random_state=0), svm.LinearSVC()
-    ),
+TABLES = (
+    *(NUMBER_STEPS, FILLS, WORD_STEPS, TEXT_STEPS, LABEL_STEPS),
+    *(CLASSIFIERS, REGRESSORS, OTHERS, TEXT_MODELS),
 )
 # Models of two targets, which fail with one; trees take two at times.
 _OF_TWO = ("MultiOutput", "ClassifierChain", "RegressorChain")
@@ -269,7 +241,7 @@ def make(seed: int) -> PipelineCase:
     draw = np.random.default_rng(seed)
     while True:
         if draw.random() < _SHARE_OF_OTHERS:
-            made = _of_texts(draw) if draw.integers(2) else _of_labels(draw)
+            made = of_texts(draw) if draw.integers(2) else of_labels(draw)
             if made is not None:
                 return PipelineCase(seed, *made)
             continue
@@ -290,7 +262,7 @@ def make(seed: int) -> PipelineCase:
 
 def _table(draw: Draw) -> tuple[dict[str, Array], Array]:
     """Columns by name, and a score that depends on them."""
-    count = int(draw.integers(_FEWEST, 120))
+    count = int(draw.integers(FEWEST, 120))
     numbers = {
         f"n{n}": draw.standard_normal(count).round(3) for n in range(int(draw.integers(1, 5)))
     }
@@ -303,9 +275,9 @@ def _table(draw: Draw) -> tuple[dict[str, Array], Array]:
         table["flag"] = score > 0
     if draw.integers(2):
         for number in range(int(draw.integers(1, 3))):
-            places = draw.integers(0, len(_COLOURS) - number, count)
+            places = draw.integers(0, len(COLOURS) - number, count)
             name = f"w{number}{'' if draw.integers(4) else _CATEGORY}"
-            table[name] = np.array(_COLOURS, object)[places]
+            table[name] = np.array(COLOURS, object)[places]
             score = score + 0.3 * places
         if draw.random() < 0.3:
             table["text"] = np.array(_TEXTS, object)[draw.integers(0, len(_TEXTS), count)]
@@ -342,54 +314,9 @@ def _formed(table: Mapping[str, Array], form: str) -> Any:
     return sparse.csr_matrix(array) if form == "sparse" else array
 
 
-def _text_options(draw: Draw) -> dict[str, Any]:
-    least = int(draw.integers(1, 4))
-    return {
-        "analyzer": str(draw.choice(["word", "word", "char", "char_wb"])),
-        "ngram_range": (least, least + int(draw.integers(2))),
-        "strip_accents": [None, None, "ascii", "unicode"][draw.integers(4)],
-        "stop_words": [None, ["the"]][draw.integers(2)],
-        "lowercase": bool(draw.integers(2)),
-        "binary": bool(draw.integers(2)),
-    }
-
-
-def _text(draw: Draw) -> str:
-    words = draw.choice(_TEXT_WORDS, int(draw.integers(0, 9)))
-    return str(draw.choice([" ", "  ", "\t", ". "])).join(words.tolist())
-
-
-def _of_texts(draw: Draw) -> tuple[Any, Any] | None:
-    """A fitted pipeline of texts, and texts; None where scikit-learn does not fit it."""
-    texts = np.array([_text(draw) for _ in range(int(draw.integers(_FEWEST, 120)))], object)
-    makers = _of(draw, TEXT_STEPS), _of(draw, TEXT_MODELS)
-    target = np.array([("dog" in text) + ("\u00df" in text) for text in texts.tolist()])
-    estimator = make_pipeline(*makers)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        try:
-            estimator.fit(texts, target)
-        except (AttributeError, TypeError, ValueError):
-            return None
-    rows = [_text(draw) if draw.integers(2) else str(draw.choice(texts)) for _ in range(40)]
-    return estimator, np.array(rows[: int(draw.choice([1, 7, 40]))], object)
-
-
-def _of_labels(draw: Draw) -> tuple[Any, Any]:
-    """A fitted encoder of labels, and labels that it saw."""
-    kinds = [np.array(_COLOURS, object), np.array([3, 1, 7]), np.array([True, False])]
-    labels = kinds[draw.integers(3)][draw.integers(0, 2, 30)]
-    encoder = _of(draw, LABEL_STEPS).fit(labels)
-    return encoder, labels[: int(draw.choice([1, 7, 30]))]
-
-
-def _of(draw: Draw, makers: Mapping[str, Maker]) -> Any:
-    return makers[str(draw.choice([*makers]))](draw)
-
-
 def _number_steps(draw: Draw, has_nan: bool) -> list[Any]:
-    fills = [_of(draw, FILLS)] if has_nan else []
-    return fills + [_of(draw, NUMBER_STEPS) for _ in range(int(draw.choice([0, 1, 1, 2])))]
+    fills = [one_of(draw, FILLS)] if has_nan else []
+    return fills + [one_of(draw, NUMBER_STEPS) for _ in range(int(draw.choice([0, 1, 1, 2])))]
 
 
 def _estimator(
@@ -400,7 +327,7 @@ def _estimator(
     words = [name for name in table if name.startswith("w")]
     has_nan = any(bool(pandas.isna(table[name]).any()) for name in numbers)
     kinds = [CLASSIFIERS, CLASSIFIERS, REGRESSORS, OTHERS]
-    model = _of(draw, kinds[int(draw.integers(len(kinds)))])
+    model = one_of(draw, kinds[int(draw.integers(len(kinds)))])
     takes_nan = type(model).__name__.startswith(_TAKE_NAN) and bool(draw.integers(2))
     steps = _number_steps(draw, has_nan and not takes_nan)
     if len(numbers) < len(table):
@@ -433,7 +360,7 @@ def _target(draw: Draw, model: Any, score: Array) -> Array:
 
 
 def _word_steps(draw: Draw, table: Mapping[str, Array], words: list[str]) -> Any:
-    encoder = _of(draw, WORD_STEPS)
+    encoder = one_of(draw, WORD_STEPS)
     has_missing = any(pandas.isna(table[name]).any() for name in words)
     if has_missing and draw.integers(2):
         filled = impute.SimpleImputer(strategy="most_frequent")
@@ -492,14 +419,14 @@ def _assert_same(case: PipelineCase, method: str, found: Any, wanted: Any) -> No
     where = f"{case.title}.{method}"
     one, other = _dense(found), _dense(wanted)
     assert one.shape == other.shape, f"{where} has shape {one.shape}, not {other.shape}"
-    if other.dtype.kind != "f" or (method == "predict" and _is_of_classes(case.estimator)):
+    if other.dtype.kind != "f":  # labels
         wrong = (one != other).reshape(len(other), -1).any(axis=1) & ~_tied(case, other)
         wrong = _unexplained(case, method, one, wrong)
         assert not wrong.any(), f"{where} chooses {int(wrong.sum())} others of {len(other)}"
         return
     finite = np.isfinite(other) & ((other > -12) | (method != "predict_log_proba"))
     size = max(float(np.abs(other[finite]).max(initial=0.0)), 1e-3)
-    away = np.where(finite, np.abs(np.subtract(one, other, where=finite, out=np.zeros(one.shape))), 0) / size
+    away = np.abs(np.where(finite, one, 0.0) - np.where(finite, other, 0.0)) / size
     wrong = (away > TOLERANCE).reshape(len(other), -1).any(axis=1)
     wrong = _unexplained(case, method, one, wrong)
     error = float(away[wrong].max(initial=0.0))
@@ -516,10 +443,6 @@ def _unexplained(case: PipelineCase, method: str, found: Array, wrong: Array) ->
     left = wrong.copy()
     left[wrong] = ~explained(last, _dense(columns)[wrong], method, found[wrong])
     return left
-
-
-def _is_of_classes(estimator: Any) -> bool:
-    return hasattr(_last(estimator), "classes_")
 
 
 def _dense(result: Any) -> Array:

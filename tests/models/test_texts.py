@@ -153,7 +153,8 @@ def test_products_of_counts_that_are_not_zero(name: str) -> None:
 def test_a_vocabulary_of_any_size_costs_its_weights_alone() -> None:
     """Counts of 50 texts as float64 would take 800 MB here."""
     vectoriser = HashingVectorizer(n_features=1 << 21)
-    estimator = make_pipeline(vectoriser, SGDClassifier(random_state=0)).fit(TEXTS[:50], CLASSES[:50])
+    estimator = make_pipeline(vectoriser, SGDClassifier(random_state=0))
+    estimator.fit(TEXTS[:50], CLASSES[:50])
     compiled = sparsejit.compile(estimator)
     same(estimator, compiled, "decision_function", TEXTS[:50])
     tracemalloc.start()
@@ -161,6 +162,44 @@ def test_a_vocabulary_of_any_size_costs_its_weights_alone() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
+
+
+@settings(max_examples=40)
+@given(
+    outputs=st.sampled_from([1, 2, 3, 4, 6, 9]),
+    least=st.integers(1, 2),
+    norm=st.sampled_from([None, "l1", "l2"]),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    stops=st.sampled_from([None, ["red", "unseen"]]),
+    unseen=st.lists(
+        st.text("abRed \0\n.\u03a3\u00e9") | st.text("abRedx_1 \n.'"), min_size=1, max_size=30
+    ),
+)
+def test_products_of_any_counts(
+    outputs: int,
+    least: int,
+    norm: str | None,
+    flags: tuple[bool, bool, bool],
+    stops: list[str] | None,
+    unseen: list[str],
+) -> None:
+    """Of ASCII texts, of others, and of both among each other."""
+    options = {"lowercase": flags[0], "binary": flags[1], "sublinear_tf": flags[2], "norm": norm}
+    given = TEXTS[:50] + unseen[:3]
+    vectoriser = TfidfVectorizer(ngram_range=(1, least), stop_words=stops, **options)
+    targets = np.random.default_rng(outputs).standard_normal((len(given), outputs))
+    estimator = make_pipeline(vectoriser, Ridge()).fit(given, targets)
+    compiled = sparsejit.compile(estimator)
+    for texts in (unseen, unseen[:1], TEXTS + unseen):
+        same(estimator, compiled, "predict", texts)
+
+
+def test_long_texts_and_many_texts() -> None:
+    """More characters, texts and words in a text than a packed count holds."""
+    texts = ["red blue " * 40_000 + "green", "", *["red the"] * 40_000, "x1"]
+    for name in ("weights", "counts"):
+        estimator = PIPELINES[name].fit(TEXTS, CLASSES)
+        same(estimator, sparsejit.compile(estimator), "predict_proba", texts)
 
 
 @given(st.text(st.characters(codec="utf-8")))
