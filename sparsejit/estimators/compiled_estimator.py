@@ -412,7 +412,7 @@ class CompiledEstimator(Compiled):
 
     def _run_asked(self, method: str, x: Array, options: dict[str, Any]) -> Any:
         """The result that options ask for; leaves are of all rounds, and cut."""
-        source, is_sparse = self._source, x.shape[1] != self.n_features_in_
+        source, is_sparse = self._source, x.shape[1] != self._input.width
         known = source.graphs[_FLOAT32.name]
         asked = asked_for(self._input.library, source.rounds, method, options, known)
         kind, rounds = x_kind(x.dtype.name, is_sparse), asked.rounds
@@ -482,6 +482,7 @@ def _framed(result: Array, columns: Array, X: Any) -> Any:
             f"transform returns a frame ({error}); pip install pandas, or compile the estimator "
             "after set_output(transform='default')"
         ) from error
+    result = result.reshape(len(result), -1)
     if len(columns) != result.shape[1]:  # only in a file that was made up
         raise DamagedFile(f"has {len(columns)} names for {result.shape[1]} columns; save it again")
     is_row = getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame")

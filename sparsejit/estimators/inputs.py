@@ -31,7 +31,7 @@ from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
 from sparsejit.estimators.text import TextCounts, TextReader, texts_of
 from sparsejit.estimators.transformers import is_written, outputs_of
-from sparsejit.estimators.words import WordColumns, frame_columns
+from sparsejit.estimators.words import FEW_ROWS, WordColumns, frame_columns
 from sparsejit.ir.values import Array
 from sparsejit.runtime.array_checks import rows_check
 
@@ -42,6 +42,8 @@ _SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.fl
 _TAKES_INFINITY = (
     *("HistGradientBoostingClassifier", "HistGradientBoostingRegressor", "IsolationForest"),
 )
+# Models whose results scikit-learn 1.9 writes into an array of the dtype of X, whole numbers too.
+_ROUNDED_DOWN = ("BayesianGaussianMixture", "GaussianMixture")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,15 +88,35 @@ class Refusals:
                 )
             if column.known is not None:
                 self.known.append((column.feature, column.known))
+        for place, seen in self.known:
+            if place >= given and not np.isin(lifted.numbers[place - given].all_codes, seen).all():
+                raise InvalidInput(
+                    "the CategoricalNB refuses codes that an encoder of numbers gives; fit the "
+                    "encoder with handle_unknown='error', or the CategoricalNB with min_categories"
+                )
+        known = [each for each in self.known if each[0] < given]
         together = [group[group < given] for group in self.together]
         masks = self.no_nan[:given], self.no_infinity[:given]
         groups = [group for group in together if len(group)]
-        return Refusals(*masks, self.known, groups, self.least[:given])
+        return Refusals(*masks, known, groups, self.least[:given])
 
     def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
-        for step in steps:
+        for before, step in zip([None, *steps], steps, strict=False):
+            if type(step).__name__ == "CategoricalNB":
+                self._follow_codes(step, columns, type(before).__name__)
             columns = self._step(step, columns)
         return columns
+
+    def _follow_codes(self, step: Any, columns: _Columns, before: str) -> None:
+        """The codes of categories that a model takes: of X, of encoders, or of bins."""
+        if columns.own.all():
+            counts = enumerate(step.n_categories_)
+            self.known.extend((int(columns.source[n]), np.arange(count)) for n, count in counts)
+        elif before != "KBinsDiscretizer":
+            raise InvalidInput(
+                f"the {type(step).__name__} reads the results of the {before} as codes; let it "
+                "read codes of an OrdinalEncoder or a KBinsDiscretizer"
+            )
 
     def _step(self, step: Any, columns: _Columns) -> _Columns:
         if type(step).__name__ == "ColumnTransformer":
@@ -116,9 +138,9 @@ class Refusals:
         if not takes_infinity:
             self.no_infinity[columns.source[columns.infinity]] = True
         self._follow_least(step, columns)
-        if type(step).__name__ == "CategoricalNB":
-            counts = enumerate(step.n_categories_)
-            self.known.extend((int(columns.source[n]), np.arange(count)) for n, count in counts)
+        if type(step).__name__ in _ROUNDED_DOWN and columns.own.all():
+            least = np.maximum(self.least[columns.source], np.finfo(np.float64).min)
+            self.least[columns.source] = least
         if (categorical := getattr(step, "is_categorical_", None)) is not None:
             self.no_infinity[columns.source[columns.infinity & categorical]] = True
         return self._behind(step, columns)
@@ -392,6 +414,8 @@ class EstimatorInput:
                     "array, with their codes, X[column].cat.codes, as floats, NaN for -1"
                 )
             self._check_columns(columns)
+            if (array := _of_few_rows(X)) is not None:
+                return array
         kinds = [str(kind) for kind in np.atleast_1d(getattr(X, "dtypes", ()))]
         if "category" in kinds and self.library != "sklearn":
             raise InvalidInput(
@@ -504,11 +528,11 @@ class EstimatorInput:
 
     def _check_least(self, X: Any, array: Array) -> None:
         """Raise InvalidInput for small numbers, and for an X that AdditiveChi2Sampler truncates."""
-        dtype = X.dtype if hasattr(X, "toarray") else np.asarray(X).dtype
+        dtype = _dtype_of(X)
         if dtype.kind in "biu":
             raise InvalidInput(
-                f"X has dtype {dtype}, to which a sampler rounds its results down; give "
-                "X.astype(np.float64)"
+                f"X has dtype {dtype}, to which scikit-learn rounds results of the {self.name} "
+                "down; give X.astype(np.float64)"
             )
         rows, columns = np.nonzero(array < self.refusals.least)
         if len(rows):
@@ -517,6 +541,29 @@ class EstimatorInput:
                 f"X has {found} in row {rows[0]}, column {column}, and the {self.name} takes no "
                 f"number below {self.refusals.least[column]:g}; shift or clip X"
             )
+
+
+def _of_few_rows(frame: Any) -> Array | None:
+    """A frame of few rows of plain numbers as pandas' array of it, in less time; else None."""
+    if not hasattr(frame, "_get_column_array") or len(frame) > FEW_ROWS:
+        return None
+    columns = frame_columns(frame)
+    kinds = {column.dtype for column in columns}
+    plain = all(isinstance(kind, np.dtype) and kind.kind in "if" for kind in kinds)
+    if not (plain and kinds):
+        return None
+    array = np.empty((len(frame), len(columns)), np.result_type(*kinds))
+    for number, column in enumerate(columns):
+        array[:, number] = column
+    return array
+
+
+def _dtype_of(X: Any) -> np.dtype[Any]:
+    """The dtype in which scikit-learn has X, whose columns may have different ones."""
+    kinds = [kind for kind in np.atleast_1d(getattr(X, "dtypes", ())) if hasattr(kind, "kind")]
+    if kinds and all(isinstance(kind, np.dtype) for kind in kinds):
+        return np.result_type(*kinds)
+    return np.dtype(X.dtype if hasattr(X, "toarray") else np.asarray(X).dtype)
 
 
 def word_columns_of(lifted: Lifted, chains: Sequence[Sequence[Any]]) -> WordColumns | None:

@@ -134,7 +134,9 @@ def source_of(
 
 def _frame_of(estimator: Any) -> Array | None:
     """The columns of the frame that `transform` returns, as `set_output` asks for."""
-    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    last = estimator
+    while hasattr(last, "steps"):
+        last = last.steps[-1][1]
     asked = getattr(last, "_sklearn_output_config", {}).get("transform")
     if asked in (None, "default"):
         return None

@@ -22,7 +22,7 @@ from sparsejit.ir.values import Array
 from sparsejit.runtime.object_cells import REFUSED, cells_reader
 
 # Frames of at most 16 rows become one array of objects; larger ones are read column by column.
-_FEW_ROWS = 16
+FEW_ROWS = 16
 _NO_NUMBERS = "cmMSV"  # kinds of dtypes that numpy would turn into float64 all the same
 
 
@@ -107,7 +107,7 @@ class WordColumns:
         if self.reads_codes:
             self._check_categories(columns)
         rows = len(columns[0])
-        if rows > _FEW_ROWS:
+        if rows > FEW_ROWS:
             return self._by_columns(columns)
         objects = np.empty((rows, self.features), object)
         for number, column in enumerate(columns):
