@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from types import MethodType
 from typing import Any, Protocol
@@ -42,6 +42,9 @@ from sparsejit.estimators.source import (
     source_of,
     x_kind,
 )
+from sparsejit.estimators.text import TextCounts, TextReader
+from sparsejit.estimators.text_products import Products, products_of
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element
 from sparsejit.lowering.context import Progress
 from sparsejit.runtime.program import Program
@@ -54,7 +57,9 @@ def _silent(stage: str, share: float) -> None:
 
 
 _FLOAT32 = np.dtype(np.float32)
-_COUNTS = 1 << 23  # of texts, 64 MiB
+_COUNTS = 1 << 17  # of texts in memory at the same time, zeros too
+_PRODUCTS = "products"  # the kind of an X of products of counts
+_OF_PRODUCTS = np.dtype(np.void)
 
 
 class Estimator(Protocol):
@@ -117,6 +122,7 @@ class CompiledEstimator(Compiled):
         every = source.graphs[_FLOAT32.name]
         self.methods = tuple(name for name in every if name not in BY_OPTION)
         self._lock = threading.Lock()
+        self._zeros: list[Array] = []  # arrays for counts that no call uses
 
     def _saved(self) -> SealedFile:
         return SealedFile(KIND, *estimator_to_data(self._source))
@@ -205,7 +211,7 @@ class CompiledEstimator(Compiled):
             method: a name in `methods`; by default the first
             measure: run the method for about a second
         """
-        variant = self.variant(method or self.methods[0])
+        variant = self._usual(method or self.methods[0])
         return report_of(variant, self.title, variant.statistics, measure)
 
     def advise(self, method: str = "") -> Advice:
@@ -214,7 +220,7 @@ class CompiledEstimator(Compiled):
         Args:
             method: a name in `methods`; by default the first
         """
-        variant = self.variant(method or self.methods[0])
+        variant = self._usual(method or self.methods[0])
         return advice_for(variant, measured_times(variant), trainable=False)
 
     def variant(
@@ -241,6 +247,12 @@ class CompiledEstimator(Compiled):
             )
         return self._variant(Asked(method), kind)
 
+    def _usual(self, method: str) -> Variant:
+        """The function that runs for most X."""
+        if self._products is None or method not in self.methods:
+            return self.variant(method)
+        return self._variant(Asked(method), _PRODUCTS)
+
     def _variant(self, asked: Asked, kind: str) -> Variant:
         with self._lock:
             if (asked, kind) not in self._variants:
@@ -249,7 +261,7 @@ class CompiledEstimator(Compiled):
 
     def _made(self, asked: Asked, kind: str) -> Variant:
         source, name = self._source, f"{self._input.name}.{asked.method}"
-        graph = source.graphs[kind][asked.method]
+        graph = self._graphs(kind)[asked.method]
         if asked.rounds is not None:
             graph = with_rounds(graph, source.rounds, asked.rounds)
         try:
@@ -260,6 +272,21 @@ class CompiledEstimator(Compiled):
             raise
         except GRAPH_REFUSALS as error:
             raise CompileError(f"{name} cannot be compiled: {error!r}; report it") from error
+
+    def _graphs(self, kind: str) -> Mapping[str, Graph]:
+        if kind != _PRODUCTS:
+            return self._source.graphs[kind]
+        assert self._products is not None
+        return self._products.graphs
+
+    @cached_property
+    def _products(self) -> Products | None:
+        """The products with which all methods begin, where X are texts."""
+        if self._input.text is None or not self._input.takes_products:
+            return None
+        kinds = dict.fromkeys([self._input.widest.name, _FLOAT32.name])
+        found = (products_of(self._source.graphs[kind]) for kind in kinds)
+        return next((each for each in found if each is not None), None)
 
     @property
     def program(self) -> Program:
@@ -319,21 +346,71 @@ class CompiledEstimator(Compiled):
         Raises:
             InvalidInput: the estimator refuses X, or an option makes no sense
         """
-        if self._input.text is not None and len(X) > self._most_texts:
-            parts = range(0, len(X), self._most_texts)
-            return np.concatenate(
-                [self.run(method, X[first : first + self._most_texts]) for first in parts]
-            )
-        x = self._input.read(X)
+        if self._input.text is not None:
+            found = self._of_texts(method, self._input.text, X, options)
+        else:
+            found = self._result(method, X, self._input.read(X), options)
+        if method == "transform" and self._source.outputs is not None and not options:
+            return _framed(found, self._source.outputs, X)
+        return found
+
+    def _result(self, method: str, X: Any, x: Array, options: dict[str, Any]) -> Any:
         if options:
             return self._run_asked(method, X, x, options)
         key = method, x.dtype, x.shape[1] != self._input.width
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
         (result,) = call(x)
         self._input.check_result(result)
-        if method == "transform" and self._source.outputs is not None:
-            return _framed(result, self._source.outputs, X)
         return result if finish is None else finish(result)
+
+    def _of_texts(
+        self, method: str, reader: TextReader, texts: Any, options: dict[str, Any]
+    ) -> Any:
+        """A method's result for texts: of products of their counts, or of all counts."""
+        products = self._products
+        if products is None or options:
+            parts = reader.parts(self._input.texts(texts))
+            most = max(self.tile, _COUNTS // reader.width)
+            found = [
+                self._of_counts(method, each, options)
+                for part in parts
+                for each in part.split(most)
+            ]
+        else:
+            call, finish = self._text_call(method)
+            found = []
+            for part in self._text_products(self._input.texts(texts)):
+                (result,) = call(part)
+                found.append(result if finish is None else finish(result))
+        return found[0] if len(found) == 1 else _joined(found)
+
+    @cached_property
+    def _text_products(self) -> Callable[[Sequence[str]], Iterator[Array]]:
+        assert self._input.text is not None and self._products is not None
+        return self._input.text.products(self._products.weights)
+
+    def _text_call(self, method: str) -> _Call:
+        key = method, _OF_PRODUCTS, False
+        if key not in self._calls:
+            variant = self._variant(Asked(method), _PRODUCTS)
+            self._calls[key] = variant.call.run, self._finish(method, variant)
+        return self._calls[key]
+
+    def _of_counts(self, method: str, counts: TextCounts, options: dict[str, Any]) -> Any:
+        """A method's result for counts, which are written among zeros that are kept for that."""
+        try:
+            zeros = self._zeros.pop()
+        except IndexError:
+            zeros = np.zeros((0, self._input.width), self._input.widest)
+        if len(zeros) < counts.count:
+            zeros = np.zeros((counts.count, self._input.width), self._input.widest)
+        try:
+            self._input.write_counts(counts, zeros[: counts.count])
+            x = zeros[: counts.count]
+            return self._result(method, x, x, options)
+        finally:
+            zeros[counts.texts, counts.columns] = 0
+            self._zeros.append(zeros)
 
     def _run_asked(self, method: str, X: Any, x: Array, options: dict[str, Any]) -> Any:
         """The result that options ask for; leaves are of all rounds, and cut."""
@@ -354,11 +431,6 @@ class CompiledEstimator(Compiled):
         keeps = is_contribution and self._input.library == "lightgbm" and hasattr(X, "tocsr")
         # A step before may have made a matrix dense, or an array sparse.
         return _sparse_like(X, found) if keeps and self._input.name != "Pipeline" else found
-
-    @property
-    def _most_texts(self) -> int:
-        """The number of texts whose counts are in memory at the same time."""
-        return max(1, _COUNTS // self._input.width)
 
     def _call(self, method: str, dtype: np.dtype[Any], is_sparse: bool) -> _Call:
         variant = self.variant(method, dtype, is_sparse)
@@ -392,6 +464,13 @@ for _name in METHODS:
 _Call = tuple[Callable[..., Any], Callable[[Array], Any] | None]
 
 
+def _joined(parts: list[Any]) -> Any:
+    """The results of samples after samples as one."""
+    if isinstance(parts[0], list):
+        return [_joined(list(each)) for each in zip(*parts, strict=True)]
+    return np.concatenate(parts)
+
+
 def _labelled_columns(targets: Sequence[Array], places: Array) -> Array:
     columns = zip(targets, places.T, strict=True)
     return np.stack([_labelled(labels, places) for labels, places in columns], axis=1)
@@ -420,6 +499,7 @@ def _framed(result: Array, columns: Array, X: Any) -> Any:
             f"transform returns a frame ({error}); pip install pandas, or compile the estimator "
             "after set_output(transform='default')"
         ) from error
+    result = result.reshape(len(result), -1)
     if len(columns) != result.shape[1]:  # only in a file that was made up
         raise DamagedFile(f"has {len(columns)} names for {result.shape[1]} columns; save it again")
     is_row = getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame")

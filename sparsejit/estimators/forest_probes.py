@@ -334,6 +334,8 @@ def _stepped(step: Any, made: Made, keeps_zeros: bool) -> Made:
             for part in parts_of(step, x.shape[1])
         ]
         return _side_by_side(step, parts, keeps_zeros)
+    if kind == "MissingIndicator":  # X with NaN in other columns is refused before
+        step = copy.copy(step).set_params(error_on_new=False)
     with _without_checks():  # a PowerTransformer refuses infinities that its powers make
         found = step.transform(x.copy())
     found = found.tocsr() if hasattr(found, "toarray") else np.asarray(found)

@@ -29,10 +29,10 @@ from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
 from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
-from sparsejit.estimators.text import TextReader
+from sparsejit.estimators.text import TextCounts, TextReader, texts_of
 from sparsejit.estimators.traced_functions import Guard, is_function, mark_of, read_function
 from sparsejit.estimators.transformers import is_written, outputs_of
-from sparsejit.estimators.words import WordColumns, frame_columns
+from sparsejit.estimators.words import FEW_ROWS, WordColumns, frame_columns
 from sparsejit.ir.values import Array
 from sparsejit.runtime.array_checks import rows_check
 
@@ -45,6 +45,8 @@ _SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.fl
 _TAKES_INFINITY = (
     *("HistGradientBoostingClassifier", "HistGradientBoostingRegressor", "IsolationForest"),
 )
+# Models whose results scikit-learn 1.9 writes into an array of the dtype of X, whole numbers too.
+_ROUNDED_DOWN = ("BayesianGaussianMixture", "GaussianMixture")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +97,38 @@ class Refusals:
                 )
             if column.known is not None:
                 self.known.append((column.feature, column.known))
+        for place, seen in self.known:
+            if place >= given and not np.isin(lifted.numbers[place - given].all_codes, seen).all():
+                raise InvalidInput(
+                    "the CategoricalNB refuses codes that an encoder of numbers gives; fit the "
+                    "encoder with handle_unknown='error', or the CategoricalNB with min_categories"
+                )
+        known = [each for each in self.known if each[0] < given]
         together = [group[group < given] for group in self.together]
         masks = self.no_nan[:given], self.no_infinity[:given]
         groups = [group for group in together if len(group)]
         mark = mark_of(self.guards.values()) if self.guards else None
         forms = [(features[features < given], names) for features, names in self.forms]
         least = self.least[:given]
-        return Refusals(*masks, self.known, groups, least, forms, self.guards, mark)
+        return Refusals(*masks, known, groups, least, forms, self.guards, mark)
 
     def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
-        for step in steps:
+        for before, step in zip([None, *steps], steps, strict=False):
+            if type(step).__name__ == "CategoricalNB":
+                self._follow_codes(step, columns, type(before).__name__)
             columns = self._step(step, columns)
         return columns
+
+    def _follow_codes(self, step: Any, columns: _Columns, before: str) -> None:
+        """The codes of categories that a model takes: of X, of encoders, or of bins."""
+        if columns.own.all():
+            counts = enumerate(step.n_categories_)
+            self.known.extend((int(columns.source[n]), np.arange(count)) for n, count in counts)
+        elif before != "KBinsDiscretizer":
+            raise InvalidInput(
+                f"the {type(step).__name__} reads the results of the {before} as codes; let it "
+                "read codes of an OrdinalEncoder or a KBinsDiscretizer"
+            )
 
     def _step(self, step: Any, columns: _Columns) -> _Columns:
         if type(step).__name__ == "ColumnTransformer":
@@ -138,9 +160,9 @@ class Refusals:
         if is_function(step):
             return self._behind_function(step, columns)
         self._follow_least(step, columns)
-        if type(step).__name__ == "CategoricalNB":
-            counts = enumerate(step.n_categories_)
-            self.known.extend((int(columns.source[n]), np.arange(count)) for n, count in counts)
+        if type(step).__name__ in _ROUNDED_DOWN and columns.own.all():
+            least = np.maximum(self.least[columns.source], np.finfo(np.float64).min)
+            self.least[columns.source] = least
         if (categorical := getattr(step, "is_categorical_", None)) is not None:
             self.no_infinity[columns.source[columns.infinity & categorical]] = True
         return self._behind(step, columns)
@@ -324,10 +346,7 @@ class EstimatorInput:
         if self.refusals.forms:
             self._check_forms(X)
         array: Array = X
-        if self.text is not None:
-            array = self.text.read(X).astype(self._dtypes[-1], copy=False)
-            self._check_samples(array)
-        elif self.words is not None and self.words.reads(X):
+        if self.words is not None and self.words.reads(X):
             array = self._with_codes(self.words, X)
         elif not self._is_plain(X):
             array = self._converted(X)
@@ -389,6 +408,34 @@ class EstimatorInput:
                 f"{rows[0]} of X, which a later step of the {self.name} does not take; give it "
                 "numbers that the function takes"
             )
+
+    def texts(self, X: Any) -> list[str]:
+        """The texts of X. Raises InvalidInput for all other things."""
+        given = texts_of(X)
+        self._check_samples(given)
+        return given
+
+    def write_counts(self, counts: TextCounts, array: Array) -> None:
+        """Write counts into an array of zeros. Raises InvalidInput for counts that are refused."""
+        array[counts.texts, counts.columns] = counts.values
+        if self.refusals.known:
+            self._check_known(array)
+        if self._has_least:
+            self._check_least(array, array)
+
+    @cached_property
+    def takes_products(self) -> bool:
+        """Whether no count of texts can be refused, so that their products are read as well."""
+        return not (self.refusals.known or self._has_least)
+
+    @property
+    def widest(self) -> np.dtype[Any]:
+        """The dtype of X in which native code computes what the library does."""
+        return self._dtypes[-1]
+
+    def samples(self, X: Any) -> int:
+        """The number of samples of X. Raises InvalidInput for an X that is refused."""
+        return len(self.read(X) if self.text is None else texts_of(X))
 
     def _as_column(self, X: Any) -> Any:
         """X (samples,) as (samples, 1); any other X unchanged."""
@@ -486,6 +533,8 @@ class EstimatorInput:
                     "array, with their codes, X[column].cat.codes, as floats, NaN for -1"
                 )
             self._check_columns(columns)
+            if (array := _of_few_rows(X)) is not None:
+                return array
         kinds = [str(kind) for kind in np.atleast_1d(getattr(X, "dtypes", ()))]
         if "category" in kinds and self.library != "sklearn":
             raise InvalidInput(
@@ -563,11 +612,11 @@ class EstimatorInput:
             )
         return made
 
-    def _check_samples(self, array: Array) -> None:
-        if not len(array) and self.library != "xgboost":
+    def _check_samples(self, samples: Array | list[str]) -> None:
+        if not len(samples) and self.library != "xgboost":
+            shape = getattr(samples, "shape", (0,))
             raise InvalidInput(
-                f"X has no samples, its shape is {array.shape}; give at least one, as {self.name} "
-                "asks"
+                f"X has no samples, its shape is {shape}; give at least one, as {self.name} asks"
             )
 
     def _check_finite(self, array: Array) -> None:
@@ -598,12 +647,12 @@ class EstimatorInput:
 
     def _check_least(self, X: Any, array: Array) -> None:
         """Raise InvalidInput for small numbers, and for an X that AdditiveChi2Sampler truncates."""
-        dtype = X.dtype if hasattr(X, "toarray") else np.asarray(X).dtype
+        dtype = _dtype_of(X)
         is_rounded = np.isfinite(self.refusals.least) & (self.refusals.least != _POSITIVE)
         if dtype.kind in "biu" and is_rounded.any():
             raise InvalidInput(
-                f"X has dtype {dtype}, to which a sampler rounds its results down; give "
-                "X.astype(np.float64)"
+                f"X has dtype {dtype}, to which scikit-learn rounds results of the {self.name} "
+                "down; give X.astype(np.float64)"
             )
         rows, columns = np.nonzero(array < self.refusals.least)
         if len(rows):
@@ -612,6 +661,29 @@ class EstimatorInput:
                 f"X has {found} in row {rows[0]}, column {column}, and the {self.name} takes no "
                 f"number below {self.refusals.least[column]:g}; shift or clip X"
             )
+
+
+def _of_few_rows(frame: Any) -> Array | None:
+    """A frame of few rows of plain numbers as pandas' array of it, in less time; else None."""
+    if not hasattr(frame, "_get_column_array") or len(frame) > FEW_ROWS:
+        return None
+    columns = frame_columns(frame)
+    kinds = {column.dtype for column in columns}
+    plain = all(isinstance(kind, np.dtype) and kind.kind in "if" for kind in kinds)
+    if not (plain and kinds):
+        return None
+    array = np.empty((len(frame), len(columns)), np.result_type(*kinds))
+    for number, column in enumerate(columns):
+        array[:, number] = column
+    return array
+
+
+def _dtype_of(X: Any) -> np.dtype[Any]:
+    """The dtype in which scikit-learn has X, whose columns may have different ones."""
+    kinds = [kind for kind in np.atleast_1d(getattr(X, "dtypes", ())) if hasattr(kind, "kind")]
+    if kinds and all(isinstance(kind, np.dtype) for kind in kinds):
+        return np.result_type(*kinds)
+    return np.dtype(X.dtype if hasattr(X, "toarray") else np.asarray(X).dtype)
 
 
 def word_columns_of(lifted: Lifted, chains: Sequence[Sequence[Any]]) -> WordColumns | None:

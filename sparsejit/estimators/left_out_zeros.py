@@ -66,11 +66,19 @@ def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
     is_last = len(steps) == len(before)
     if is_last and reaches and not _takes_sparse(last):
         return LeftOut.REFUSED
+    is_extreme = type(last).__module__.startswith("xgboost")
+    if is_last and reaches and is_extreme and any(map(_drops_zeros, each_step(steps))):
+        return LeftOut.REFUSED
     if is_forest(last) and any(type(step).__name__ in _OTHER_NUMBERS for step in each_step(steps)):
         return LeftOut.ROUNDED if any(map(is_mixing, steps)) else LeftOut.BOTH
-    if not (is_last and reaches and type(last).__module__.startswith("xgboost")):
+    if not (is_last and reaches and is_extreme):
         return LeftOut.ZERO
     return LeftOut.BOTH if steps else LeftOut.MISSING
+
+
+def _drops_zeros(step: Any) -> bool:
+    """Whether a step leaves out the zeros that it makes of a sparse matrix's numbers."""
+    return type(step).__name__ == "Binarizer"
 
 
 def _takes_sparse(estimator: Any) -> bool:

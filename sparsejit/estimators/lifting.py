@@ -71,6 +71,11 @@ class NumberColumn:
     known: Array | None
     short: float | None = None
 
+    @property
+    def all_codes(self) -> Array:
+        """The codes of all numbers and of NaN that are not refused."""
+        return self.codes if self.refuses_nan else np.append(self.codes, self.missing)
+
     def code_of_nan(self, is_short: bool) -> float:
         """The code of NaN, among float32 or float64."""
         return self.missing if self.short is None or not is_short else self.short

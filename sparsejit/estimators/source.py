@@ -118,7 +118,7 @@ def source_of(
     labels, flags = labels_of(held(estimator))
     targets, splits = targets_of(held(estimator))
     own = labels_of_model(held(estimator))
-    batch = 1 if example is None else len(given.read(example))
+    batch = 1 if example is None else given.samples(example)
     single = next(iter(read.graphs(1, Element.FLOAT32).values()))
     (tile,), shared = batch_tiles(single, batch, settings.resolved().threads, one_tile=True)
     kinds = [kind for kind in read.writes if in_full or kind[0] is Element.FLOAT32]
@@ -143,7 +143,9 @@ def source_of(
 
 def _frame_of(estimator: Any) -> Array | None:
     """The columns of the frame that `transform` returns, as `set_output` asks for."""
-    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    last = estimator
+    while hasattr(last, "steps"):
+        last = last.steps[-1][1]
     asked = getattr(last, "_sklearn_output_config", {}).get("transform")
     if asked in (None, "default"):
         return None
@@ -453,16 +455,17 @@ def _text_from_data(data: Any, width: int) -> TextReader | None:
         return None
     if type(data) is not dict:
         raise DamagedFile(f"counts texts by {data!r}")
+    data = {"hashed": 0, "alternates": False, **data}  # which files of 1.0 lack
     kinds = {
         "words": list, "analyser": str, "pattern": str, "least": int, "most": int,
         "stop_words": list, "is_lower": bool, "is_binary": bool, "is_sublinear": bool,
-        "weights": list, "norm": str,
+        "weights": list, "norm": str, "hashed": int, "alternates": bool,
     }
     rest = {key: value for key, value in data.items() if key != "accents"}
     words, analyser, pattern, least, most, stops, *others = fields_of(rest, **kinds)
-    is_lower, is_binary, is_sublinear, weights, norm = others
+    is_lower, is_binary, is_sublinear, weights, norm, hashed, alternates = others
     accents = data.get("accents")
-    if not all(type(word) is str for word in (*words, *stops)) or len(words) != width:
+    if not all(type(word) is str for word in (*words, *stops)) or len(words) + hashed != width:
         raise DamagedFile(f"counts {len(words)} words for {width} columns")
     if analyser not in ANALYSERS or accents not in ACCENTS or not 0 < least <= most:
         raise DamagedFile(f"counts texts by {analyser!r}, from {least} to {most}, {accents!r}")
@@ -475,7 +478,10 @@ def _text_from_data(data: Any, width: int) -> TextReader | None:
     except re.error as error:
         raise DamagedFile(f"has the pattern {pattern!r} of tokens ({error})") from error
     named = tuple(words), analyser, pattern, least, most, tuple(stops), accents
-    return TextReader(*named, is_lower, is_binary, is_sublinear, tuple(weights), norm)
+    if hashed < 0 or (hashed and words) or (alternates and not hashed):
+        raise DamagedFile(f"counts texts by {len(words)} words and {hashed} hashes")
+    flags = is_lower, is_binary, is_sublinear
+    return TextReader(*named, *flags, tuple(weights), norm, hashed, alternates)
 
 
 def _code_from_data(code: Any) -> float | None:

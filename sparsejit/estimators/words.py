@@ -22,7 +22,7 @@ from sparsejit.ir.values import Array
 from sparsejit.runtime.object_cells import REFUSED, cells_reader
 
 # Frames of at most 16 rows become one array of objects; larger ones are read column by column.
-_FEW_ROWS = 16
+FEW_ROWS = 16
 _NO_NUMBERS = "cmMSV"  # kinds of dtypes that numpy would turn into float64 all the same
 
 
@@ -39,6 +39,18 @@ class WordColumn:
     nan: float | None
     others: float | None
     step: str
+
+    def read(self, objects: Array) -> Array:
+        """The codes of an array of objects. Raises InvalidInput for the first that is refused."""
+        codes = np.empty((len(objects), 1))
+        if cells_reader()(np.ascontiguousarray(objects[:, None]), self._table, codes):
+            return codes[:, 0]
+        return self.coded(objects.tolist())
+
+    @cached_property
+    def _table(self) -> Array:
+        row = [0, id(self.codes), _bits(self.nan), _bits(self.others)]
+        return np.array([row], np.int64)
 
     def coded(self, values: Sequence[Any]) -> Array:
         """The codes of values. Raises InvalidInput for the first that is refused."""
@@ -95,7 +107,7 @@ class WordColumns:
         if self.reads_codes:
             self._check_categories(columns)
         rows = len(columns[0])
-        if rows > _FEW_ROWS:
+        if rows > FEW_ROWS:
             return self._by_columns(columns)
         objects = np.empty((rows, self.features), object)
         for number, column in enumerate(columns):
@@ -161,7 +173,7 @@ class WordColumns:
                 continue
             if column.feature not in objects:
                 objects[column.feature] = _objects(given)
-            array[:, place] = _coded(column, objects[column.feature])
+            array[:, place] = column.read(objects[column.feature])
         return array
 
 
@@ -187,14 +199,6 @@ def _objects(values: Any) -> Array:
     if hasattr(values, "to_numpy"):
         return np.asarray(values.to_numpy(dtype=object))
     return np.asarray(values, object)
-
-
-def _coded(column: WordColumn, objects: Array) -> Array:
-    codes = np.empty((len(objects), 1))
-    table = np.array([[0, id(column.codes), _bits(column.nan), _bits(column.others)]], np.int64)
-    if cells_reader()(np.ascontiguousarray(objects[:, None]), table, codes):
-        return codes[:, 0]
-    return column.coded(objects.tolist())
 
 
 def _of_categories(column: WordColumn, given: Any) -> Array:

@@ -13,12 +13,17 @@ from sparsejit.ir.values import Array
 pytest.importorskip("treelite")
 pandas = pytest.importorskip("pandas")
 from sklearn.compose import ColumnTransformer  # noqa: E402
+from sklearn.feature_selection import VarianceThreshold  # noqa: E402
 from sklearn.impute import SimpleImputer  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
+from sklearn.mixture import GaussianMixture  # noqa: E402
+from sklearn.naive_bayes import CategoricalNB  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import (  # noqa: E402
+    KBinsDiscretizer,
     MaxAbsScaler,
     OneHotEncoder,
+    OrdinalEncoder,
     PowerTransformer,
     QuantileTransformer,
     StandardScaler,
@@ -142,3 +147,38 @@ def test_scalers_are_not_given_float16() -> None:
 def test_a_frame_of_too_few_columns_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"shape \(200, 3\)"):
         fitted(PARTS)[1].predict(pandas.DataFrame(X[:, :3]))
+
+
+@pytest.mark.parametrize("steps", [[], [VarianceThreshold()]])
+def test_mixtures_whose_densities_scikit_learn_rounds_down(steps: list[Any]) -> None:
+    whole = np.round(X[:, :2]).astype(np.int64)
+    estimator = make_pipeline(*steps, GaussianMixture(2, random_state=0)).fit(whole)
+    compiled = sparsejit.compile(estimator)
+    frame = pandas.DataFrame({"a": whole[:, 0], "b": whole[:, 1] > 0})
+    for rows in (whole, frame, frame.astype(int)):
+        with pytest.raises(InvalidInput, match=r"rounds results of the .* down"):
+            compiled.score_samples(rows)
+    wanted = estimator.score_samples(whole.astype(float))
+    found = compiled.score_samples(whole.astype(float))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+    scaled = make_pipeline(StandardScaler(), GaussianMixture(2, random_state=0)).fit(whole)
+    np.testing.assert_array_equal(sparsejit.compile(scaled).predict(whole), scaled.predict(whole))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_codes_for_categorical_bayes() -> None:
+    """Of encoders and bins they are compared with the fit; other steps give none."""
+    labels, codes = SCORE > 0, np.round(np.abs(X[:, 3:]) % 3)
+    bins = KBinsDiscretizer(3, encode="ordinal")
+    for steps in ([bins], [OneHotEncoder(sparse_output=False), bins], [OrdinalEncoder()]):
+        model = make_pipeline(*steps, CategoricalNB(min_categories=3)).fit(codes, labels)
+        compiled = sparsejit.compile(model)
+        np.testing.assert_array_equal(compiled.predict(codes), model.predict(codes))
+    unseen = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=9)
+    for steps, message in (
+        ([unseen], "refuses codes that an encoder of numbers gives"),
+        ([MaxAbsScaler()], "reads the results of the MaxAbsScaler as codes"),
+    ):
+        model = make_pipeline(*steps, CategoricalNB(min_categories=3)).fit(codes, labels)
+        with pytest.raises(InvalidInput, match=message):
+            sparsejit.compile(model)

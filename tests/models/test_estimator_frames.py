@@ -12,9 +12,15 @@ pytest.importorskip("treelite")
 pandas = pytest.importorskip("pandas")
 lightgbm = pytest.importorskip("lightgbm")
 xgboost = pytest.importorskip("xgboost")
+from scipy.sparse import csr_matrix  # noqa: E402
+from sklearn.compose import make_column_transformer  # noqa: E402
+from sklearn.ensemble import AdaBoostRegressor  # noqa: E402
+from sklearn.feature_selection import SelectKBest  # noqa: E402
+from sklearn.impute import MissingIndicator, SimpleImputer  # noqa: E402
+from sklearn.isotonic import IsotonicRegression  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.pipeline import make_pipeline, make_union  # noqa: E402
+from sklearn.preprocessing import Binarizer, OrdinalEncoder, StandardScaler  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((80, 3))
 Y = X[:, 0] > 0
@@ -72,3 +78,57 @@ def test_a_row_of_several_dtypes() -> None:
     np.testing.assert_array_equal(
         fast.predict_proba(mixed.iloc[3]), fast.predict_proba(mixed[3:4])
     )
+
+
+def test_options_behind_encoders_of_words() -> None:
+    frame = pandas.DataFrame({"w": np.where(X[:, 0] > 0, "red", "blue"), "n": X[:, 1]})
+    encoder = make_column_transformer((OrdinalEncoder(), ["w"]), remainder="passthrough")
+    estimator = make_pipeline(encoder, xgboost.XGBClassifier(n_estimators=2)).fit(frame, Y)
+    found = sparsejit.compile(estimator).predict(frame, output_margin=True)
+    wanted = estimator.predict(frame, output_margin=True)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_an_indicator_that_refuses_new_missing_values_before_trees() -> None:
+    missing = X.copy()
+    missing[::9, 0] = np.nan
+    steps = make_union(SimpleImputer(), MissingIndicator())
+    estimator = make_pipeline(steps, AdaBoostRegressor(n_estimators=3, random_state=0))
+    compiled = sparsejit.compile(estimator.fit(missing, X[:, 1]))
+    np.testing.assert_allclose(compiled.predict(missing), estimator.predict(missing), atol=2e-6)
+    missing[0, 1] = np.nan
+    with pytest.raises(InvalidInput, match="column 1"):
+        compiled.predict(missing)
+
+
+@pytest.mark.parametrize(
+    "kinds", [["float64"], ["float32"], ["int64"], ["int64", "float32"], ["float64", "bool"]]
+)
+@pytest.mark.parametrize("rows", [1, 16, 17])
+def test_few_rows_of_any_dtypes_are_read_as_many_are(kinds: list[str], rows: int) -> None:
+    columns = [column.astype(kinds[n % len(kinds)]) for n, column in enumerate((9 * X).T)]
+    frame = pandas.DataFrame(dict(zip("abc", columns, strict=True)))
+    estimator = make_pipeline(StandardScaler(), LogisticRegression()).fit(frame, Y)
+    compiled, some = sparsejit.compile(estimator), frame[:rows]
+    wanted = estimator.predict_proba(some)
+    np.testing.assert_allclose(compiled.predict_proba(some), wanted, rtol=0, atol=1e-6)
+    read = compiled._input.read(some)
+    np.testing.assert_array_equal(read, compiled._input.read(frame)[:rows], strict=True)
+
+
+def test_frames_of_a_pipeline_inside_of_another() -> None:
+    frame = pandas.DataFrame(X, columns=[*"abc"])
+    inner = make_pipeline(SelectKBest(k=1), IsotonicRegression())
+    estimator = make_pipeline(StandardScaler(), inner).set_output(transform="pandas")
+    wanted = estimator.fit(frame, X[:, 1]).transform(frame)
+    found = sparsejit.compile(estimator).transform(frame)
+    pandas.testing.assert_frame_equal(found, wanted, check_dtype=False, atol=2e-6)
+
+
+def test_zeros_that_a_binarizer_makes_of_a_sparse_matrix() -> None:
+    """It leaves them out, and they are missing to XGBoost."""
+    estimator = make_pipeline(Binarizer(threshold=0.25), xgboost.XGBClassifier(n_estimators=2))
+    compiled = sparsejit.compile(estimator.fit(X, Y))
+    np.testing.assert_array_equal(compiled.predict(X), estimator.predict(X))
+    with pytest.raises(InvalidInput, match="sparse"):
+        compiled.predict(csr_matrix(X))
