@@ -348,18 +348,41 @@ def copy_cost(moved_bytes: int, target: Target) -> Cost:
     return price_copy(moved_bytes, target)
 
 
+class _VectorPrices(NamedTuple):
+    """Cycles of norms and attention of bytes, by vector.
+
+    norm: a part of the cycles with AVX-512.
+    product: of a tile of queries and a key, or of shares and a feature.
+    score: all that is computed between the two products.
+    """
+
+    norm: float
+    product: float
+    score: float
+
+
+_VECTOR_PRICES = {
+    "avx512": _VectorPrices(1.0, 1.0, 16.0),
+    "avx2": _VectorPrices(0.6, 0.5, 10.0),
+}
+
+
 def norm_cost(norm: ByteNorm, target: Target) -> Cost:
-    """Cost of a layer norm over channels, which reads each vector of 16 floats three times."""
-    vectors = norm.channels * lines(norm.columns) * 4
-    cycles = vectors * (4.0 + 2.0 * len(norm.added) + 2.0 * len(norm.results))
+    """Cost of a layer norm over channels, which reads each vector of floats three times."""
+    vectors = norm.channels * ceil_div(norm.columns, target.lanes)
+    each = 4.0 + 2.0 * len(norm.added) + 2.0 * len(norm.results)
+    cycles = vectors * each * _VECTOR_PRICES[target.isa].norm
     moved = norm.channels * norm.columns * (len(norm.added) + len(norm.results))
     return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")
 
 
 def attention_cost(heads: ByteHeads, target: Target) -> Cost:
     """Cost of an attention of bytes: two products, and the work on each score between them."""
-    vectors = heads.samples * heads.heads * heads.blocks * heads.rows * 4
-    cycles = vectors * (heads.features / 2 + 16.0)
+    form, prices = heads.form, _VECTOR_PRICES[target.isa]
+    tiles = heads.samples * heads.heads * ceil_div(heads.length, form.queries)
+    vectors = tiles * heads.rows * form.queries // target.lanes
+    products = 2 * heads.features / form.together
+    cycles = vectors * (products * prices.product + prices.score)
     moved = sum(planes.bytes for planes in heads.planes)
     return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")
 
