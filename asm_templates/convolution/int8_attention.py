@@ -856,13 +856,19 @@ class _NarrowHeadsCode(_HeadsCode):
         if not self.form.has_words:
             super()._multiply(places)
             return
-        asm, turn = self.asm, (self.weights, self.starts)
-        for number, (place, sums) in enumerate(zip(places, self.sums, strict=True)):
-            weight, product = turn[number % 2]
-            asm.emit("vpbroadcastd", weight, place)
-            for register, total, into in zip(self.inputs, sums, (product, weight), strict=True):
-                asm.emit("vpmaddwd", into, register, weight)
-                asm.emit("vpaddd", total, total, into)
+        asm, weights, free = self.asm, self.weights, self.starts
+        for first in range(0, FOUR, len(weights)):
+            some = slice(first, first + len(weights))
+            for weight, place in zip(weights, places[some], strict=True):
+                asm.emit("vpbroadcastd", weight, place)
+            by_input = zip(*self.sums[some], strict=True)
+            products = [*zip(self.inputs, (free, weights), by_input, strict=True)]
+            for register, made, _ in products:
+                for product, weight in zip(made, weights, strict=True):
+                    asm.emit("vpmaddwd", product, register, weight)
+            for _, made, sums in products:
+                for product, total in zip(made, sums, strict=True):
+                    asm.emit("vpaddd", total, total, product)
 
     def _store_results(self, channel: int, zero_point: Register) -> None:
         asm, count = self.asm, min(self.heads.length, SIXTEEN)

@@ -197,14 +197,11 @@ class QuadWork:
 def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
     windows, y = work.windows, work.y
     taps = np.array(windows.taps)
-    channels = windows.planes.channels // windows.phases
-    ends = {(tap + end) // LINE for tap in windows.taps for end in (0, LINE - 1)}
-    met = LINE * channels * len(ends)
     moved = windows.planes.bytes + (1 + work.adds) * y.bytes
     quads = expected_quads(work.matrix, len(taps), form)
     across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
     sizes = y.samples * y.vectors, work.matrix.out_features, quads
-    counts = QuadCounts(form, *sizes, across, met, work.adds, moved)
+    counts = QuadCounts(form, *sizes, across, windows.met_bytes, work.adds, moved)
     before = fours_cost(windows.planes, work.target).ns if form.fours else 0.0
     return QuadPrice(price_quads(counts, work.target), before)
 
