@@ -322,8 +322,8 @@ def _left_over(
 ) -> tuple[_Integers, _Integers, _Halves, _Integers]:
     """Return the pair of each weight of one sign, its place there, its parts, and pairs by unit.
 
-    `size` are magnitudes, falling within a unit, which has `left` of them. Pairs are: weights by
-    themselves, those of groups of three, then two in a pair.
+    `size` are magnitudes, falling within a unit, which has `left` of them. The first pairs have one
+    weight each, the next are of groups of three, the last have two.
     """
     paired = _groups_left(unit, size, left, 2)
     alone = left - 2 * paired

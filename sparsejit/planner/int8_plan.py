@@ -360,7 +360,7 @@ class _VectorPrices(NamedTuple):
 
 _VECTOR_PRICES = {
     "avx512": _VectorPrices(1.0, 1.0, 16.0),
-    "avx2": _VectorPrices(0.6, 0.5, 10.0),
+    "avx2": _VectorPrices(0.75, 0.64, 13.5),
 }
 
 
