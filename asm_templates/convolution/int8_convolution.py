@@ -276,38 +276,77 @@ def in_pairs(
     """Return the weights of all units in pairs, as `QuadForm.paired` has them, and their cells.
 
     The largest weights of one sign go with the largest of the other. Weights of the same sign are
-    left over: the smallest go in pairs, as many as possible, and the others with a weight of 0.
+    left over: the smallest go in pairs, as many as possible; of the others three go in two pairs,
+    one of them in two parts; what is left has a weight of 0 beside it.
     """
-    flat = values.reshape(-1).astype(np.int64)
-    negative, size = (flat < 0).astype(np.int64), np.abs(flat)
+    flat: _Integers = values.reshape(-1).astype(np.int64)
     if not len(unit):
         return unit, cell, values
-    order = np.lexsort((-size, negative, unit))
-    unit, cell, size = unit[order], cell[order], size[order]
-    flat, negative = flat[order], negative[order]
+    negative: _Integers = (flat < 0).astype(np.int64)
+    order = np.lexsort((-np.abs(flat), negative, unit))
+    unit, cell, flat, negative = (each[order] for each in (unit, cell, flat, negative))
     units = int(unit[-1]) + 1
     counts = np.bincount(2 * unit + negative, minlength=2 * units)
     starts = np.cumsum(counts) - counts
-    rank = np.arange(len(unit)) - starts[2 * unit + negative]
+    slot = np.arange(len(unit)) - starts[2 * unit + negative]
+    which = negative.copy()
     both = counts.reshape(-1, 2).min(axis=1)
     left = counts.reshape(-1, 2).max(axis=1) - both
-    rest = np.flatnonzero(rank >= both[unit])
-    paired = _pairs_left(unit[rest], size[rest], left)
-    slot, which = rank.copy(), negative.copy()
-    within, of_unit = rank[rest] - both[unit[rest]], unit[rest]
-    alone = left[of_unit] - 2 * paired[of_unit]
-    behind = 2 * left[of_unit] - 2 * paired[of_unit] - 1 - within
-    is_second = (within >= alone) & (behind < within)
-    slot[rest] = both[of_unit] + np.where(is_second, behind, within)
-    which[rest] = is_second
-    pairs = both + left - paired
-    before = np.cumsum(pairs) - pairs
-    first = before[unit] + slot
+    rest = np.flatnonzero(slot >= both[unit])
+    more, which[rest], halves, pairs = _left_over(unit[rest], np.abs(flat[rest]), left)
+    slot[rest] = both[unit[rest]] + more
+    split = rest[halves.places]
+    sign = np.sign(flat[split])
+    flat[split] -= sign * halves.parts
+    flat, cell = np.append(flat, sign * halves.parts), np.append(cell, cell[split])
+    pairs += both
+    before, of_unit = np.cumsum(pairs) - pairs, np.append(unit, unit[split])
+    first = before[of_unit] + np.append(slot, slot[split] + 1)
+    which = np.append(which, np.zeros_like(split))
     cells, weights = np.zeros(2 * pairs.sum(), cell.dtype), np.zeros(2 * pairs.sum(), np.int8)
     begins = which == 0
     cells.reshape(-1, 2)[first[begins]] = cell[begins][:, None]
     cells[2 * first + which], weights[2 * first + which] = cell, flat
     return np.repeat(np.arange(units), 2 * pairs), cells, weights.reshape(-1, 1, 1)
+
+
+class _Halves(NamedTuple):
+    """Weights in two parts: their places, and the parts that go to the pair behind."""
+
+    places: _Integers
+    parts: _Integers
+
+
+def _left_over(
+    unit: _Integers, size: _Integers, left: _Integers
+) -> tuple[_Integers, _Integers, _Halves, _Integers]:
+    """Return the pair of each weight of one sign, its place there, its parts, and pairs by unit.
+
+    `size` are magnitudes, falling within a unit, which has `left` of them. The first pairs have one
+    weight each, the next are of groups of three, the last have two.
+    """
+    paired = _groups_left(unit, size, left, 2)
+    alone = left - 2 * paired
+    within = np.arange(len(unit)) - (np.cumsum(left) - left)[unit]
+    large = within < alone[unit]
+    threes = _groups_left(unit[large], size[large], alone, 3)
+    single = alone - 3 * threes
+    slot, which = np.where(large, within, within - threes[unit]), np.zeros_like(within)
+    partner = (2 * left - 2 * paired - 1)[unit] - within
+    is_second = ~large & (partner < within)
+    slot[is_second], which[is_second] = (partner - threes[unit])[is_second], 1
+    in_three = np.flatnonzero(large & (within >= single[unit]))
+    of_unit = unit[in_three]
+    first, end = single[of_unit], alone[of_unit] - 1 - within[in_three]
+    group = np.where(within[in_three] < first + threes[of_unit], within[in_three] - first, end // 2)
+    is_first = within[in_three] < first + threes[of_unit]
+    is_last, is_middle = ~is_first & (end % 2 == 0), ~is_first & (end % 2 == 1)
+    slot[in_three] = first + 2 * group + is_last
+    which[in_three] = ~is_first
+    middle = in_three[is_middle]
+    largest = size[middle - within[middle] + (first + group)[is_middle]]
+    behind = np.maximum(size[middle] - (LARGEST_PAIR - largest), 0)
+    return slot, which, _Halves(middle, behind), left - paired - threes
 
 
 def in_two(
@@ -329,21 +368,26 @@ def in_two(
     return units[order], cells[order], both[order]
 
 
-def _pairs_left(unit: _Integers, size: _Integers, left: _Integers) -> _Integers:
-    """Return for each unit how many pairs its `left` weights of the same sign form at most.
+def _groups_left(
+    unit: _Integers, size: _Integers, left: _Integers, weights: int
+) -> _Integers:
+    """Return for each unit how many groups of `weights` its weights of one sign form at most.
 
-    `size` are the magnitudes, falling within a unit. If there are n pairs, there are n among the 2n
-    smallest, the largest of these with the smallest: n is found by bisection.
+    A group of two fills a pair, one of three two pairs. `size` are the magnitudes, falling within a
+    unit, which has `left` of them. If there are n groups, these are of the smallest, the largest of
+    them with the smallest: n is found by bisection.
     """
     starts = np.cumsum(left) - left
-    least, most = np.zeros_like(left), left // 2
+    least, most = np.zeros_like(left), left // weights
     within = np.arange(len(unit)) - starts[unit]
     while (least < most).any():
         middle = (least + most + 1) // 2
-        offset = within - (left - 2 * middle)[unit]
+        offset = within - (left - weights * middle)[unit]
         tested = np.flatnonzero((offset >= 0) & (offset < middle[unit]))
-        other = (starts + left - 1)[unit[tested]] - offset[tested]
-        beyond = size[tested] + size[other] > LARGEST_PAIR
+        total, others = size[tested].copy(), weights - 1
+        for number in range(others):
+            total += size[(starts + left - 1)[unit[tested]] - others * offset[tested] - number]
+        beyond = total > others * LARGEST_PAIR
         fails = np.bincount(unit[tested][beyond], minlength=len(left)) > 0
         least, most = np.where(fails, least, middle), np.where(fails, middle - 1, most)
     return least
@@ -392,6 +436,7 @@ def _groups(quads_of: _Integers, quad_bytes: int) -> npt.NDArray[np.void]:
 
 _ENTRY_BYTES = 16
 _PREFETCH_AHEAD = 3072  # bytes of the quads
+_QUADS_AHEAD = 4  # quads whose inputs AVX2 prefetches
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 _GROUPS, _QUADS, _ROWS = rdi, rsi, rdx
 _X, _Y, _ADDED, _MASKS = rbx, r12, r13, r14
@@ -424,8 +469,10 @@ _FRAME_BYTES = 8 * len(_FRAME)
 class LoweredQuads:
     """A sparse int8 convolution ready to emit: planes x, planes y, and the stream of weights.
 
-    Quads' offsets count from `before` bytes ahead of x. `is_first`: whether to fill the gap before
-    the first channel.
+    Quads' offsets count from `before` bytes ahead of x.
+
+    met_bytes: bytes of x under the windows of one vector of positions.
+    is_first: whether to fill the gap before the first channel.
     """
 
     x: BytePlanes | ChannelFours
@@ -434,6 +481,7 @@ class LoweredQuads:
     stream: QuadStream
     epilogue: ByteEpilogue
     form: QuadForm
+    met_bytes: int
     is_first: bool = True
 
 
@@ -443,9 +491,10 @@ def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
     Layers share its code. x and y point to the first position. Gaps of y become its zero point.
     """
     stream, is_narrow = lowered.stream, asm.target.isa == "avx2"
+    behind = np.zeros(_QUADS_AHEAD, stream.quads.dtype)
     arrays = {
         r8: stream.groups,
-        r9: stream.quads,
+        r9: np.concatenate([stream.quads, behind]) if is_narrow else stream.quads,
         r10: stream.rows,
         r11: lowered.y.masks(),
         rcx: lowered.epilogue.constants(NarrowByteResults.COPIES if is_narrow else 1),
@@ -631,6 +680,8 @@ class _NarrowQuadCode(_QuadCode):
     def __init__(self, asm: Assembler, lowered: LoweredQuads, halves: int = 2) -> None:
         super().__init__(asm, lowered)
         self.halves = halves
+        self.asks_ahead = lowered.met_bytes > asm.target.l1d_bytes and not self.form.fours
+        self.key = self.key, self.asks_ahead
         # Positions of the last vector may end in its first half.
         ends_early = halves == 2 and 0 < self.y.used % LINE <= self._HALF
         self.last = _NarrowQuadCode(asm, lowered, 1) if ends_early else None
@@ -680,6 +731,10 @@ class _NarrowQuadCode(_QuadCode):
 
     def _quad(self, place: int) -> None:
         asm = self.asm
+        if self.asks_ahead:
+            self._load_offsets(place + _QUADS_AHEAD * self.quad_bytes)
+            for offset in _OFFSETS:
+                asm.emit("prefetcht0", Memory(_X, 0, offset))
         self._load_offsets(place)
         asm.emit("vpbroadcastd", self._WEIGHT, Memory(_QUADS, place + 4 * self.form.offsets))
         for half, sums in enumerate(self.sums):

@@ -1,4 +1,4 @@
-"""A layer norm over channels of bytes, or of floats, 64 columns at a time.
+"""A layer norm over channels of bytes, or of floats, four vectors of columns at a time.
 
     v = more + sum of (byte * scale), or of floats         to the scratch, and into column sums
     mean = sum / channels
@@ -6,7 +6,7 @@
     y = (v - mean) / sqrt(square / channels + epsilon) * weight + bias      floats
     byte = clip(round(y / scale) + zero)                                    ties to even
 
-Columns are lanes, so that neither sums nor means cross them.
+Columns are lanes, so that neither sums nor means cross them, and AVX2 computes the same bits.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,24 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.int8_conversions import ByteQuantisation
-from sparsejit.asm_templates.convolution.int8_planes import LINE
+from sparsejit.asm_templates.convolution.int8_planes import narrow_order
+from sparsejit.asm_templates.convolution.int8_results import pack_results
 from sparsejit.asm_templates.shared.int8_inputs import ByteRounding
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.masks import TAIL_MASK, set_tail_mask
-from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.asm_templates.shared.masks import (
+    TAIL_MASK,
+    load_masked,
+    set_tail_mask,
+    store_masked,
+    tail_mask,
+)
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
-    dword,
     r8,
     r9,
     r10,
@@ -36,21 +43,20 @@ from sparsejit.x86.operands import (
     rdi,
     rdx,
     rsi,
-    zmm,
 )
 
-_LANES, _VECTORS = 16, 4
+_VECTORS = 4
 # Addresses of operands (one or two), results (one or two), scratch, and then parameters.
 ADDED, RESULTS, SCRATCH = (rdi, rdx), (rsi, r8), r9
 _PARAMETERS, _ROW, _LEFT, _BLOCKS_LEFT = r10, r11, rcx, rax
 _PARAMETER_BYTES = 12
 _LARGEST = 1024.0  # in steps from the zero point: beyond any byte
-_MEAN, _SCALE, _SQUARE = (range(first, first + _VECTORS) for first in (8, 12, 16))
-# Registers of constants: of the statistics, then of rounding; of operands; of a channel.
-_SHARE, _EPSILON, _ONE = zmm(20), zmm(21), zmm(22)
-_ROUNDING = ByteRounding(*map(zmm, range(20, 24)))
-_STEPS = (zmm(24), zmm(25))
-_ADDEND, _WEIGHT, _BIAS = zmm(28), zmm(28), zmm(29)
+# Numbers of registers: a vector of columns each.
+_VALUE, _MEAN, _SQUARE = (range(first, first + _VECTORS) for first in (0, 8, 12))
+# While operands are summed, there are no squares; when results are stored, no means.
+_LOADED, _ADDEND, _STEPS, _SUMMED_MASK = 4, 5, (6, 7), 12
+_SHARE, _EPSILON, _ONE = 4, 5, 6
+_WEIGHT, _BIAS, _ORDER, _STORED_MASK, _ROUNDING = 4, 5, 6, 7, range(8, 12)
 
 
 @dataclass(frozen=True)
@@ -79,25 +85,24 @@ class ByteNorm:
     results: tuple[NormOperand, ...]
     parameters: npt.NDArray[np.float32]
 
-    @property
-    def scratch_bytes(self) -> int:
-        return self.channels * LINE * _VECTORS
+    def scratch_bytes(self, target: Target) -> int:
+        return self.channels * target.vector_bytes * _VECTORS
 
 
 def emit_byte_norm(asm: Assembler, norm: ByteNorm) -> None:
     """Append the norm of the operands at ADDED, to RESULTS; clobbers the registers named above."""
     code = _NormCode(asm, norm)
-    whole, rest = divmod(norm.columns, _LANES * _VECTORS)
+    lanes = asm.target.lanes
+    whole, rest = divmod(norm.columns, lanes * _VECTORS)
     asm.emit("lea", _PARAMETERS, Literal(asm.literal(code.parameters())))
 
     def block() -> None:
-        code.block([False] * _VECTORS)
+        code.block([lanes] * _VECTORS)
         code.move_on()
 
     repeat(asm, whole, _BLOCKS_LEFT, block)
     if rest:
-        set_tail_mask(asm, rest % _LANES or _LANES)
-        code.block([False] * (rest // _LANES) + [True] * (rest % _LANES > 0))
+        code.block([min(lanes, rest - first) for first in range(0, rest, lanes)])
 
 
 class _NormCode:
@@ -105,6 +110,15 @@ class _NormCode:
 
     def __init__(self, asm: Assembler, norm: ByteNorm) -> None:
         self.asm, self.norm = asm, norm
+        self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
+        results = norm.results
+        self.floats, self.bytes = (
+            [pair for pair in self._pairs(RESULTS, results) if (pair[1].steps is None) is which]
+            for which in (True, False)
+        )
+
+    def _vector(self, number: int) -> Register:
+        return vector(self.asm, number)
 
     def parameters(self) -> npt.NDArray[np.float32]:
         """Return the addend, the weight and the bias of each channel, (channels, 3)."""
@@ -114,28 +128,34 @@ class _NormCode:
                 more = more - each.steps.zero_point * np.float64(np.float32(each.steps.scale))
         return np.stack([more, *self.norm.parameters[1:]], axis=1).astype(np.float32)
 
-    def block(self, tails: list[bool]) -> None:
-        """Compute a vector of columns for each of `tails`; True marks a partial vector."""
-        places = list(enumerate(tails))
-        for number, _ in places:
-            zero(self.asm, zmm(_MEAN[number]))
-            zero(self.asm, zmm(_SQUARE[number]))
+    def block(self, counts: list[int]) -> None:
+        """Compute a vector of columns for each of `counts`, which are their columns.
+
+        The last vector may be partial.
+        """
+        asm, places = self.asm, [*enumerate(counts)]
+        means, squares = (
+            [self._vector(number) for number in each[: len(counts)]] for each in (_MEAN, _SQUARE)
+        )
+        if counts[-1] < self.lanes and asm.target.isa == "avx512":
+            set_tail_mask(asm, counts[-1])
+        for mean in means:
+            zero(asm, mean)
         self._constants([each.steps.scale if each.steps else None for each in self.norm.added])
         self._channels([*self._moving(ADDED, self.norm.added)], lambda: self._sum(places))
-        share = np.float32(1 / self.norm.channels)
-        self._broadcast(_SHARE, float(share))
-        for number, _ in places:
-            self.asm.emit("vmulps", zmm(_MEAN[number]), zmm(_MEAN[number]), _SHARE)
+        share, epsilon, one = map(self._vector, (_SHARE, _EPSILON, _ONE))
+        self._broadcast(share, float(np.float32(1 / self.norm.channels)))
+        for mean, square in zip(means, squares, strict=True):
+            asm.emit("vmulps", mean, mean, share)
+            zero(asm, square)
         self._channels([], lambda: self._squares(places))
-        self._broadcast(_SHARE, float(share))
-        self._broadcast(_EPSILON, self.norm.epsilon)
-        self._broadcast(_ONE, 1.0)
-        for number, _ in places:
-            scale = zmm(_SCALE[number])
-            self.asm.emit("vmulps", scale, zmm(_SQUARE[number]), _SHARE)
-            self.asm.emit("vaddps", scale, scale, _EPSILON)
-            self.asm.emit("vsqrtps", scale, scale)
-            self.asm.emit("vdivps", scale, _ONE, scale)
+        self._broadcast(epsilon, self.norm.epsilon)
+        self._broadcast(one, 1.0)
+        for scale in squares:
+            asm.emit("vmulps", scale, scale, share)
+            asm.emit("vaddps", scale, scale, epsilon)
+            asm.emit("vsqrtps", scale, scale)
+            asm.emit("vdivps", scale, one, scale)
         self._ends()
         self._channels([*self._moving(RESULTS, self.norm.results)], lambda: self._store(places))
 
@@ -144,7 +164,7 @@ class _NormCode:
         pairs = [*self._pairs(ADDED, self.norm.added), *self._pairs(RESULTS, self.norm.results)]
         for register, each in pairs:
             size = 4 if each.steps is None else 1
-            self.asm.emit("add", register, size * _LANES * _VECTORS)
+            self.asm.emit("add", register, size * self.lanes * _VECTORS)
 
     @staticmethod
     def _pairs(
@@ -164,7 +184,7 @@ class _NormCode:
     def _constants(self, scales: list[float | None]) -> None:
         for number, scale in enumerate(scales):
             if scale is not None:
-                self._broadcast(_STEPS[number], scale)
+                self._broadcast(self._vector(_STEPS[number]), scale)
 
     def _channels(self, moving: list[tuple[Register, int]], body: Callable[[], None]) -> None:
         """Run `body` for each channel; `moving` registers advance, and are restored at the end."""
@@ -173,7 +193,7 @@ class _NormCode:
 
         def turn() -> None:
             body()
-            asm.emit("add", _ROW, LINE * _VECTORS)
+            asm.emit("add", _ROW, self.vector_bytes * _VECTORS)
             asm.emit("add", _PARAMETERS, _PARAMETER_BYTES)
             for register, pitch in moving:
                 asm.emit("add", register, pitch)
@@ -183,57 +203,94 @@ class _NormCode:
         for register, pitch in moving:
             asm.emit("sub", register, pitch * channels)
 
-    def _sum(self, places: list[tuple[int, bool]]) -> None:
-        asm = self.asm
-        asm.emit("vbroadcastss", _ADDEND, Memory(_PARAMETERS))
-        for number, is_tail in places:
-            value = zmm(number)
-            asm.emit("vmovaps", value, _ADDEND)
+    def _sum(self, places: list[tuple[int, int]]) -> None:
+        asm, loaded, addend = self.asm, self._vector(_LOADED), self._vector(_ADDEND)
+        asm.emit("vbroadcastss", addend, Memory(_PARAMETERS))
+        for number, count in places:
+            value, mean = self._vector(number), self._vector(_MEAN[number])
+            asm.emit("vmovaps", value, addend)
             for place, (base, each) in enumerate(self._pairs(ADDED, self.norm.added)):
-                loaded = zmm(4 + number)
                 if each.steps is None:
-                    into = loaded.masked(TAIL_MASK, zeroing=True) if is_tail else loaded
-                    asm.emit("vmovups", into, Memory(base, LINE * number))
+                    self._load(loaded, Memory(base, self.vector_bytes * number), count)
                     asm.emit("vaddps", value, value, loaded)
                 else:
-                    asm.emit("vpmovzxbd", loaded, Memory(base, _LANES * number))
+                    asm.emit("vpmovzxbd", loaded, Memory(base, self.lanes * number))
                     asm.emit("vcvtdq2ps", loaded, loaded)
-                    asm.emit("vfmadd231ps", value, loaded, _STEPS[place])
-            asm.emit("vaddps", zmm(_MEAN[number]), zmm(_MEAN[number]), value)
-            asm.emit("vmovups", Memory(_ROW, LINE * number), value)
+                    asm.emit("vfmadd231ps", value, loaded, self._vector(_STEPS[place]))
+            asm.emit("vaddps", mean, mean, value)
+            asm.emit("vmovups", Memory(_ROW, self.vector_bytes * number), value)
 
-    def _squares(self, places: list[tuple[int, bool]]) -> None:
+    def _load(self, register: Register, floats: Memory, count: int) -> None:
+        if count == self.lanes:
+            self.asm.emit("vmovups", register, floats)
+        else:
+            load_masked(self.asm, register, self._mask(count, _SUMMED_MASK), floats)
+
+    def _mask(self, count: int, spare: int) -> Register:
+        """The mask of a partial vector; AVX2 loads it into register number `spare`."""
+        if self.asm.target.isa == "avx512":
+            return TAIL_MASK
+        return tail_mask(self.asm, count, self._vector(spare))
+
+    def _squares(self, places: list[tuple[int, int]]) -> None:
         asm = self.asm
         for number, _ in places:
-            value, mean = zmm(number), zmm(_MEAN[number])
-            asm.emit("vmovups", value, Memory(_ROW, LINE * number))
-            asm.emit("vsubps", value, value, mean)
-            asm.emit("vfmadd231ps", zmm(_SQUARE[number]), value, value)
-            asm.emit("vmovups", Memory(_ROW, LINE * number), value)
+            value, square = self._vector(number), self._vector(_SQUARE[number])
+            at = Memory(_ROW, self.vector_bytes * number)
+            asm.emit("vmovups", value, at)
+            asm.emit("vsubps", value, value, self._vector(_MEAN[number]))
+            asm.emit("vfmadd231ps", square, value, value)
+            asm.emit("vmovups", at, value)
+
+    @property
+    def _rounding(self) -> ByteRounding:
+        return ByteRounding(*map(self._vector, _ROUNDING))
 
     def _ends(self) -> None:
         """Load the constants that turn results into bytes."""
-        for each in self.norm.results:
-            if each.steps is not None:
-                reciprocal = float(np.float32(1) / np.float32(each.steps.scale))
-                self._broadcast(_ROUNDING.reciprocal, reciprocal)
-                self._broadcast(_ROUNDING.largest, _LARGEST)
-                self.asm.emit("mov", dword(_LEFT), each.steps.zero_point)
-                self.asm.emit("vpbroadcastd", _ROUNDING.zero_point, dword(_LEFT))
-                zero(self.asm, _ROUNDING.empty)
+        asm, rounding = self.asm, self._rounding
+        for _, each in self.bytes:
+            assert each.steps is not None
+            reciprocal = float(np.float32(1) / np.float32(each.steps.scale))
+            self._broadcast(rounding.reciprocal, reciprocal)
+            self._broadcast(rounding.largest, _LARGEST)
+            place = asm.literal(np.array([each.steps.zero_point], np.int32))
+            asm.emit("vpbroadcastd", rounding.zero_point, Literal(place))
+            zero(asm, rounding.empty)
+            if asm.target.isa == "avx2":
+                asm.emit("vmovdqu", self._vector(_ORDER), narrow_order(asm))
 
-    def _store(self, places: list[tuple[int, bool]]) -> None:
-        asm = self.asm
-        asm.emit("vbroadcastss", _WEIGHT, Memory(_PARAMETERS, 4))
-        asm.emit("vbroadcastss", _BIAS, Memory(_PARAMETERS, 8))
-        for number, is_tail in places:
-            value = zmm(number)
-            asm.emit("vmulps", value, zmm(_SCALE[number]), Memory(_ROW, LINE * number))
-            asm.emit("vfmadd213ps", value, _WEIGHT, _BIAS)
-            for base, each in self._pairs(RESULTS, self.norm.results):
-                if each.steps is None:
-                    into = Memory(base, LINE * number)
-                    asm.emit("vmovups", into.masked(TAIL_MASK) if is_tail else into, value)
-                    continue
-                byte, into = zmm(4 + number), Memory(base, _LANES * number)
-                _ROUNDING.store(asm, into.masked(TAIL_MASK) if is_tail else into, byte, value)
+    def _store(self, places: list[tuple[int, int]]) -> None:
+        asm, weight, bias = self.asm, self._vector(_WEIGHT), self._vector(_BIAS)
+        asm.emit("vbroadcastss", weight, Memory(_PARAMETERS, 4))
+        asm.emit("vbroadcastss", bias, Memory(_PARAMETERS, 8))
+        for number, count in places:
+            value, at = self._vector(number), self.vector_bytes * number
+            asm.emit("vmulps", value, self._vector(_SQUARE[number]), Memory(_ROW, at))
+            asm.emit("vfmadd213ps", value, weight, bias)
+            for base, _ in self.floats:
+                if count == self.lanes:
+                    asm.emit("vmovups", Memory(base, at), value)
+                else:
+                    store_masked(asm, Memory(base, at), self._mask(count, _STORED_MASK), value)
+        for base, _ in self.bytes:
+            self._store_bytes(base, places)
+
+    def _store_bytes(self, base: Register, places: list[tuple[int, int]]) -> None:
+        """Store the values, rounded to bytes, at `base`. Clobbers them."""
+        asm, rounding = self.asm, self._rounding
+        values = [self._vector(number) for number in _VALUE]
+        if asm.target.isa == "avx2" and sum(count for _, count in places) == 4 * self.lanes:
+            for value in values:
+                rounding.round(asm, value, value)
+            low = pack_results(asm, values, None)
+            asm.emit("vpermd", low, self._vector(_ORDER), low)
+            asm.emit("vmovdqu", Memory(base), low)
+            return
+        for number, count in places:
+            value, into = values[number], Memory(base, self.lanes * number)
+            if asm.target.isa == "avx2":
+                rounding.store_narrow(asm, into, value, value, count)
+                continue
+            is_tail = count < self.lanes
+            rounding.store(asm, into.masked(TAIL_MASK) if is_tail else into, value, value)

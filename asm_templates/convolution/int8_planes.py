@@ -160,6 +160,12 @@ class ByteWindows:
     def phases(self) -> int:
         return len(self.rows) * len(self.columns)
 
+    @property
+    def met_bytes(self) -> int:
+        """Bytes of the planes under the windows of one vector of positions, in whole lines."""
+        ends = {(tap + end) // LINE for tap in self.taps for end in (0, LINE - 1)}
+        return LINE * self.planes.channels // self.phases * len(ends)
+
     def places(self, together: int) -> npt.NDArray[np.int64]:
         """Return the byte offset of every input, each tap of each channel.
 

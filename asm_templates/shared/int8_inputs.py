@@ -96,12 +96,16 @@ class ByteRounding(NamedTuple):
     zero_point: Register
     empty: Register
 
-    def store(self, asm: Assembler, into: Memory, value: Register, x: Register) -> None:
-        """Store x as 16 bytes, or the bytes of the mask of `into`. Clobbers `value`."""
-        asm.emit("vmulps", value, x, self.reciprocal)
+    def round(self, asm: Assembler, value: Register, x: Register | Memory) -> None:
+        """value = x rounded to int32, which may lie below 0 or above 255."""
+        asm.emit("vmulps", value, self.reciprocal, x)
         asm.emit("vminps", value, value, self.largest)
         asm.emit("vcvtps2dq", value, value)
         asm.emit("vpaddd", value, value, self.zero_point)
+
+    def store(self, asm: Assembler, into: Memory, value: Register, x: Register) -> None:
+        """Store x as 16 bytes, or the bytes of the mask of `into`. Clobbers `value`."""
+        self.round(asm, value, x)
         asm.emit("vpmaxsd", value, value, self.empty)
         asm.emit("vpmovusdb", into, value)
 
@@ -113,10 +117,7 @@ class ByteRounding(NamedTuple):
         The packs cut integers as `store` does: below 0, and above 255.
         """
         low, high = xmm(value.number), xmm(self.empty.number)
-        asm.emit("vmulps", value, self.reciprocal, x)
-        asm.emit("vminps", value, value, self.largest)
-        asm.emit("vcvtps2dq", value, value)
-        asm.emit("vpaddd", value, value, self.zero_point)
+        self.round(asm, value, x)
         asm.emit("vextracti128", high, value, 1)
         asm.emit("vpackssdw", low, low, high)
         asm.emit("vpackuswb", low, low, low)

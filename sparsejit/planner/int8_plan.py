@@ -197,14 +197,11 @@ class QuadWork:
 def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
     windows, y = work.windows, work.y
     taps = np.array(windows.taps)
-    channels = windows.planes.channels // windows.phases
-    ends = {(tap + end) // LINE for tap in windows.taps for end in (0, LINE - 1)}
-    met = LINE * channels * len(ends)
     moved = windows.planes.bytes + (1 + work.adds) * y.bytes
     quads = expected_quads(work.matrix, len(taps), form)
     across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
     sizes = y.samples * y.vectors, work.matrix.out_features, quads
-    counts = QuadCounts(form, *sizes, across, met, work.adds, moved)
+    counts = QuadCounts(form, *sizes, across, windows.met_bytes, work.adds, moved)
     before = fours_cost(windows.planes, work.target).ns if form.fours else 0.0
     return QuadPrice(price_quads(counts, work.target), before)
 
@@ -348,18 +345,41 @@ def copy_cost(moved_bytes: int, target: Target) -> Cost:
     return price_copy(moved_bytes, target)
 
 
+class _VectorPrices(NamedTuple):
+    """Cycles of norms and attention of bytes, by vector.
+
+    norm: a part of the cycles with AVX-512.
+    product: of a tile of queries and a key, or of shares and a feature.
+    score: all that is computed between the two products.
+    """
+
+    norm: float
+    product: float
+    score: float
+
+
+_VECTOR_PRICES = {
+    "avx512": _VectorPrices(1.0, 1.0, 16.0),
+    "avx2": _VectorPrices(0.75, 0.64, 13.5),
+}
+
+
 def norm_cost(norm: ByteNorm, target: Target) -> Cost:
-    """Cost of a layer norm over channels, which reads each vector of 16 floats three times."""
-    vectors = norm.channels * lines(norm.columns) * 4
-    cycles = vectors * (4.0 + 2.0 * len(norm.added) + 2.0 * len(norm.results))
+    """Cost of a layer norm over channels, which reads each vector of floats three times."""
+    vectors = norm.channels * ceil_div(norm.columns, target.lanes)
+    each = 4.0 + 2.0 * len(norm.added) + 2.0 * len(norm.results)
+    cycles = vectors * each * _VECTOR_PRICES[target.isa].norm
     moved = norm.channels * norm.columns * (len(norm.added) + len(norm.results))
     return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")
 
 
 def attention_cost(heads: ByteHeads, target: Target) -> Cost:
     """Cost of an attention of bytes: two products, and the work on each score between them."""
-    vectors = heads.samples * heads.heads * heads.blocks * heads.rows * 4
-    cycles = vectors * (heads.features / 2 + 16.0)
+    form, prices = heads.form, _VECTOR_PRICES[target.isa]
+    tiles = heads.samples * heads.heads * ceil_div(heads.length, form.queries)
+    vectors = tiles * heads.rows * form.queries // target.lanes
+    products = 2 * heads.features / form.together
+    cycles = vectors * (products * prices.product + prices.score)
     moved = sum(planes.bytes for planes in heads.planes)
     return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")
 

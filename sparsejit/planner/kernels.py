@@ -130,12 +130,12 @@ KERNELS: tuple[KernelRow, ...] = (
     KernelRow("byte-pooling", "pooling", _BOTH, _INT8, _BY_BYTES, copy_cost, _VNNI),
     KernelRow("byte-means", "pooling", _BOTH, _INT8, _BY_BYTES, copy_cost, _VNNI),
     KernelRow("byte-scale", "scaling", _BOTH, _INT8, _BY_BYTES, byte_scaling_cost, _VNNI),
-    KernelRow("byte-norm", "norm", _AVX512, _INT8, _BY_BYTES, norm_cost, _VNNI),
+    KernelRow("byte-norm", "norm", _BOTH, _INT8, _BY_BYTES, norm_cost, _VNNI),
     KernelRow("attention", "attention", _BOTH, _F32, _TILES, attention_cost),
     KernelRow("cached attention", "attention", _BOTH, _F32, _FILLED, cached_attention_cost),
     KernelRow("masked attention", "attention", _BOTH, _F32, _TILES, attention_cost),
     KernelRow(
-        *("byte-attention", "attention", _AVX512, _INT8, _BY_BYTES), byte_attention_cost, _VNNI
+        *("byte-attention", "attention", _BOTH, _INT8, _BY_BYTES), byte_attention_cost, _VNNI
     ),
     *(
         KernelRow(each.name, "forest", each.levels, _F32, each.about, forest_ns)

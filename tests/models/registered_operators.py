@@ -82,7 +82,7 @@ def graph_of(op: Operator, *operands: Array, constants: Iterable[int] = ()) -> G
 class OperatorCase:
     """`constants`: how many of the last operands are known at compile time.
 
-    `needs`: the instruction set that AVX-512 needs besides; `levels`: the levels with code.
+    `needs`: the instruction set that AVX-512 needs besides.
     """
 
     op: Operator
@@ -90,12 +90,10 @@ class OperatorCase:
     constants: int = 0
     tolerance: float = 2e-6
     needs: str = ""
-    levels: tuple[str, ...] = ("avx512", "avx2")
 
     def has_code(self, target: Target) -> bool:
         """Whether there is some for a target."""
-        has_sets = not self.needs or target.isa == "avx2" or target.has(self.needs)
-        return target.isa in self.levels and has_sets
+        return not self.needs or target.isa == "avx2" or target.has(self.needs)
 
     def graph(self) -> Graph:
         """The operator alone."""
@@ -129,9 +127,8 @@ def case(
     constants: int = 0,
     tolerance: float = 2e-6,
     needs: str = "",
-    levels: tuple[str, ...] = ("avx512", "avx2"),
 ) -> OperatorCase:
-    return OperatorCase(op, operands, constants, tolerance, needs, levels)
+    return OperatorCase(op, operands, constants, tolerance, needs)
 
 
 TREES = (
@@ -230,21 +227,18 @@ CASES = [
         constants=1,
         tolerance=1e-4,
         needs="avx512_vnni",
-        levels=("avx512",),
     ),
     case(
         ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, Quantisation(1 / 255, -128), _BYTES),
         *(floats(1, 8, 10), floats(1, 8, 10), floats(1, 8, 10)),
         tolerance=0.0201,
         needs="avx512_vnni",
-        levels=("avx512",),
     ),
     case(
         ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, Quantisation(1 / 255, -128), _BYTES),
         *(floats(1, 8, 10), floats(1, 8, 10), floats(1, 8, 10), floats(2, 5)),
         tolerance=0.0201,
         needs="avx512_vnni",
-        levels=("avx512",),
     ),
     case(ChannelMeans(_BYTES), floats(2, 3, 4, 5), tolerance=1e-5, needs="avx512_vnni"),
     case(

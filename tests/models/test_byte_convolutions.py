@@ -13,8 +13,10 @@ from test_divided_steps import divided
 from sparsejit.asm_templates.convolution import int8_convolution
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.int8_convolution import (
+    LARGEST_PAIR,
     QuadForm,
     expected_quads,
+    in_pairs,
     quad_stream,
 )
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_of
@@ -438,3 +440,16 @@ def test_no_pair_of_products_exceeds_16_bits(weights: str, form: QuadForm) -> No
     np.testing.assert_array_equal(found[:, :37], matrix)
     if weights == "any" and not form.fours:
         assert quad <= 1.1 * np.ceil(np.count_nonzero(matrix, axis=1) / 4).sum()
+
+
+def test_three_weights_of_one_sign_go_in_two_pairs() -> None:
+    """One of them in two parts; a single pair would saturate, and three pairs are one more."""
+    sizes = np.array([118, 80, 80, 70, 66, 65], np.int8)
+    for sign in (1, -1):
+        cells = np.arange(len(sizes))
+        unit, cell, values = in_pairs(0 * cells, cells, (sign * sizes).reshape(-1, 1, 1))
+        found = np.zeros(len(sizes), int)
+        np.add.at(found, cell, values.reshape(-1))
+        np.testing.assert_array_equal(found, sign * sizes.astype(int))
+        assert len(unit) == 8
+        assert np.abs(values.reshape(-1, 2).astype(int).sum(axis=1)).max() <= LARGEST_PAIR

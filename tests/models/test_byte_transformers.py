@@ -10,7 +10,7 @@ pytest.importorskip("onnx")
 
 from onnx.reference import ReferenceEvaluator
 from sketch import kinds
-from test_byte_convolutions import TARGET, needs_vnni
+from test_byte_convolutions import NARROW, TARGET, at_both_levels
 from test_byte_layers import Qdq
 from test_onnx import graph_model
 
@@ -122,11 +122,11 @@ def test_a_layer_stays_in_bytes(samples: int, is_by_rows: bool) -> None:
     assert np.abs(found - wanted).mean() < 1e-3
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize(("samples", "length"), [(1, 64), (1, 50), (3, 33), (2, 64)])
-def test_it_computes_what_the_file_says(samples: int, length: int) -> None:
+def test_it_computes_what_the_file_says(samples: int, length: int, target: Target) -> None:
     model = Transformer().transformer(samples, length, samples > 1)
-    fast = sparsejit.compile(model)
+    fast = sparsejit.compile(model, target=target)
     kernels = [step.kernel for step in fast.parts.variants[0].steps]
     assert sum(kernel.startswith("quads") for kernel in kernels) == 6
     assert sum(kernel.startswith("byte-attention") for kernel in kernels) == 1
@@ -144,17 +144,23 @@ def test_it_computes_what_the_file_says(samples: int, length: int) -> None:
 def test_layers_of_many_tokens_are_turned_where_there_is_code() -> None:
     layers = quantised_layers(import_onnx(Transformer().transformer(1, 64)).graph())
     detected, plain = Target.detect(), Target.named("avx512").instruction_sets
-    for sets, wanted in ((TARGET.instruction_sets, True), (plain, False)):
-        target = replace(detected, isa="avx512", instruction_sets=sets)
+    for isa, sets, wanted in (
+        ("avx512", TARGET.instruction_sets, True),
+        ("avx512", plain, False),
+        ("avx2", NARROW.instruction_sets, True),
+    ):
+        target = replace(detected, isa=isa, instruction_sets=sets)
         graph = with_byte_layers(layers, ModelOptions(target))
         assert any(isinstance(node.op, ByteAttention) for node in graph.nodes) is wanted
 
 
-@needs_vnni
+@at_both_levels
 @pytest.mark.parametrize(("samples", "length"), [(1, 64), (2, 40)])
-def test_a_mask_by_key_stays_with_attention_in_bytes(samples: int, length: int) -> None:
+def test_a_mask_by_key_stays_with_attention_in_bytes(
+    samples: int, length: int, target: Target
+) -> None:
     model = Transformer().masked(samples, length)
-    fast = sparsejit.compile(model)
+    fast = sparsejit.compile(model, target=target)
     kernels = [step.kernel for step in fast.parts.variants[0].steps]
     assert sum(kernel.startswith("byte-attention") for kernel in kernels) == 1
     random = np.random.default_rng(5)

@@ -70,9 +70,7 @@ def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
         about(node.output.origin.layer)
         return takes_byte_columns(layers, node)
 
-    has_wide = options.target.isa == "avx512"
-    if has_wide:
-        graph = byte_columns(graph, takes_columns)
+    graph = byte_columns(graph, takes_columns)
     low = Lowering(graph, options)
 
     def wins(node: Node) -> bool:
@@ -80,7 +78,8 @@ def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
         known = all(value in graph.constants for value in node.inputs[1:])
         return known and _takes_bytes(low, node)
 
-    return byte_layers(graph, wins, not has_wide or options.target.has("avx512vbmi"))
+    has_tables = options.target.isa == "avx2" or options.target.has("avx512vbmi")
+    return byte_layers(graph, wins, has_tables)
 
 
 def with_rounded_inputs(graph: Graph) -> Graph:

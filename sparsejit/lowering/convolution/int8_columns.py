@@ -20,6 +20,7 @@ from sparsejit.asm_templates.convolution.int8_attention import (
     AttentionSteps,
     ByteHeads,
     emit_byte_attention,
+    heads_form,
 )
 from sparsejit.asm_templates.convolution.int8_channel_means import (
     SCALES,
@@ -122,7 +123,7 @@ def _norm_step(
         moved_bytes=cost.data_bytes,
     )
     name, origin = kernel_name("byte-norm", low.target), node.output.origin
-    scratch = norm.scratch_bytes
+    scratch = norm.scratch_bytes(low.target)
     return Step(name, origin, tuple(reads), tuple(writes), emit, facts, scratch)
 
 
@@ -137,7 +138,7 @@ def lower_byte_attention(low: Lowering, node: Node) -> None:
     planes = BytePlanes.plain(value.shape)
     result = byte_view(planes)
     all_planes = (*(image.planes for image in images), planes)
-    sizes = op.heads, op.length, bool(masks)
+    sizes = op.heads, op.length, bool(masks), heads_form(low.target)
     heads = ByteHeads(all_planes, *sizes)  # type: ignore[arg-type]
     numbers = (*op.steps, op.scores, op.shares, op.result)
     query, key, values, scores, shares, made = map(in_bytes, numbers)
@@ -171,9 +172,8 @@ def _attention_step(
 
     def part(first: int, end: int) -> Step:
         some = first * heads.features, end * heads.features
-        planes = tuple(replace(each, channels=some[1] - some[0]) for each in heads.planes)
-        sizes = end - first, heads.length, heads.is_masked
-        fewer = ByteHeads(planes, *sizes)  # type: ignore[arg-type]
+        q, k, v, y = (replace(each, channels=some[1] - some[0]) for each in heads.planes)
+        fewer = replace(heads, planes=(q, k, v, y), heads=end - first)
         views = [*(view.sliced(1, *some) for view in reads[:3]), *reads[3:]]
         made = _attention_step(low, node, fewer, steps, views, result.sliced(1, *some), None)
         return replace(made, share=f"heads {first} to {end - 1}")

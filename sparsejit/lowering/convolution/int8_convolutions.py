@@ -323,7 +323,7 @@ class _Product:
         cost = plan_quads(work, form).price.cost
         where = places + before, self.y.channel
         stream = quad_stream(integers, *where, ends, form, len(windows.taps))
-        ways = stream, epilogue, form, self.first == 0
+        ways = stream, epilogue, form, windows.met_bytes, self.first == 0
         return matrix, LoweredQuads(x, self.part, before, *ways), cost
 
 
