@@ -43,7 +43,7 @@ from sparsejit.estimators.source import (
     x_kind,
 )
 from sparsejit.estimators.text import TextCounts, TextReader
-from sparsejit.estimators.text_products import Products, products_of
+from sparsejit.estimators.text_products import LeadingProducts, products_of
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element
 from sparsejit.lowering.context import Progress
@@ -280,7 +280,7 @@ class CompiledEstimator(Compiled):
         return self._products.graphs
 
     @cached_property
-    def _products(self) -> Products | None:
+    def _products(self) -> LeadingProducts | None:
         """The products with which all methods begin, where X are texts."""
         if self._input.text is None or not self._input.takes_products:
             return None

@@ -490,7 +490,7 @@ class EstimatorInput:
         """X (samples, features) in one of `_dtypes`; a Series is one row of a frame."""
         if getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame"):
             X = X.to_frame().T
-        array = X if type(X) is np.ndarray else self._array_of(X)
+        array, kinds = (X, None) if type(X) is np.ndarray else self._array_of(X)
         if array.dtype not in self._dtypes:
             array = self._floats(array, is_frame=hasattr(X, "columns"))
         if array.ndim != 2 or array.shape[1] != self.features:
@@ -499,8 +499,10 @@ class EstimatorInput:
                 "X.reshape(1, -1) for one sample"
             )
         if array is not X and self._keeps_dtypes and hasattr(X, "columns"):
-            kinds = [kind if isinstance(kind, np.dtype) else _FLOAT64 for kind in X.dtypes]
-            array = self._as_computed(array, kinds)
+            if kinds is None:
+                kinds = [kind if isinstance(kind, np.dtype) else _FLOAT64 for kind in X.dtypes]
+            if set(kinds) != {array.dtype}:
+                array = self._as_computed(array, kinds)
         return array
 
     @cached_property
@@ -523,8 +525,10 @@ class EstimatorInput:
         """Whether steps compute in the dtypes of X's columns."""
         return self.reads_float64 and bool(self.refusals.together)
 
-    def _array_of(self, X: Any) -> Array:
-        """The array of a frame, a sparse matrix or nested lists."""
+    def _array_of(self, X: Any) -> tuple[Array, Sequence[np.dtype[Any]] | None]:
+        """The array of a frame, a sparse matrix or nested lists; the dtypes of a frame's columns,
+        None where these are not known yet.
+        """
         columns = getattr(X, "columns", None)
         if columns is not None:
             if not self.takes_frames:
@@ -533,8 +537,8 @@ class EstimatorInput:
                     "array, with their codes, X[column].cat.codes, as floats, NaN for -1"
                 )
             self._check_columns(columns)
-            if (array := _of_few_rows(X)) is not None:
-                return array
+            if (few := _of_few_rows(X)) is not None:
+                return few
         kinds = [str(kind) for kind in np.atleast_1d(getattr(X, "dtypes", ()))]
         if "category" in kinds and self.library != "sklearn":
             raise InvalidInput(
@@ -542,14 +546,14 @@ class EstimatorInput:
                 "floats, and NaN for missing values"
             )
         if hasattr(X, "toarray"):
-            return dense(X, self.name, self.left_out)
+            return dense(X, self.name, self.left_out), None
         # Columns of pandas' own dtypes, which may lack values, or booleans beside numbers.
         if hasattr(X, "to_numpy") and np.asarray(X).dtype.kind == "O":
             try:
-                return np.asarray(X.to_numpy(dtype=np.float64, na_value=np.nan))
+                return np.asarray(X.to_numpy(dtype=np.float64, na_value=np.nan)), None
             except (TypeError, ValueError) as error:
                 raise InvalidInput(f"X has columns of {kinds}; give numbers ({error})") from error
-        return np.asarray(X)
+        return np.asarray(X), None
 
     def _check_columns(self, columns: Any) -> None:
         """Raise InvalidInput unless columns have the names of the fit; numbers are no names."""
@@ -663,19 +667,22 @@ class EstimatorInput:
             )
 
 
-def _of_few_rows(frame: Any) -> Array | None:
-    """A frame of few rows of plain numbers as pandas' array of it, in less time; else None."""
+def _of_few_rows(frame: Any) -> tuple[Array, Sequence[np.dtype[Any]]] | None:
+    """A frame of few rows of plain numbers as pandas' array of it, in less time; else None.
+
+    Behind it the dtypes of the columns.
+    """
     if not hasattr(frame, "_get_column_array") or len(frame) > FEW_ROWS:
         return None
     columns = frame_columns(frame)
-    kinds = {column.dtype for column in columns}
-    plain = all(isinstance(kind, np.dtype) and kind.kind in "if" for kind in kinds)
-    if not (plain and kinds):
+    kinds = [column.dtype for column in columns]
+    found = set(kinds)
+    if not found or not all(isinstance(kind, np.dtype) and kind.kind in "if" for kind in found):
         return None
-    array = np.empty((len(frame), len(columns)), np.result_type(*kinds))
+    array = np.empty((len(frame), len(columns)), np.result_type(*found))
     for number, column in enumerate(columns):
         array[:, number] = column
-    return array
+    return array, kinds
 
 
 def _dtype_of(X: Any) -> np.dtype[Any]:

@@ -4,9 +4,11 @@
     TextReader   texts -> counts or weights (texts, vocabulary)
 
     texts   joined by "\\0", which is in no token
-    words   one search of a regular expression; a word's code from a dict, in a native loop
+    words   of ASCII texts found, coded and counted natively; else by one search of a regular
+            expression, and a dict
     grams   a native walk through the trie of the vocabulary, over codes of words or characters
     counts  equal pairs of a text and a column, which lie together when they are sorted
+    sums    of ASCII texts the products of counts and weights, natively in the same walk
 
 Only counts that are not zero exist. They are weighted as by a TfidfTransformer, in its order of
 operations, to the last bit. A HashingVectorizer's columns are kept by word when first computed.
@@ -89,7 +91,7 @@ class TextCounts:
     values: Array
 
     def split(self, most: int) -> Iterator[TextCounts]:
-        """The counts of at most so many texts, after each other."""
+        """The counts of groups of at most `most` texts, one group after another."""
         if self.count <= most:
             yield self
             return
@@ -141,9 +143,9 @@ def _norms(norm: str, rows: Array, numbers: Array, count: int) -> Array:
     sizes = np.abs(numbers) if norm != "l2" else numbers * numbers
     if count == 1:
         total = float(sizes.max() if norm == "max" else np.add.accumulate(sizes)[-1])
-        return np.float64((math.sqrt(total) if norm == "l2" else total) or 1.0)
+        return np.array((math.sqrt(total) if norm == "l2" else total) or 1.0)
+    totals: Array = np.zeros(count)
     if norm == "max":
-        totals = np.zeros(count)
         np.maximum.at(totals, rows, sizes)
     else:
         totals = np.bincount(rows, sizes, count)
@@ -499,10 +501,11 @@ class TextReader:
             parts = [each.split(" ") for each in self.words]
             numbers = {word: number for number, word in enumerate(self._symbols)}
             symbols = np.array([numbers[word] for part in parts for word in part], np.int64)
+            lengths = [*map(len, parts)]
         else:
-            parts = [*self.words]
-            symbols = numbered("".join(parts), False)
-        return trie_of(symbols, np.array([*map(len, parts)], np.int64), self.most)
+            symbols = numbered("".join(self.words), False)
+            lengths = [*map(len, self.words)]
+        return trie_of(symbols, np.array(lengths, np.int64), self.most)
 
 
 def texts_of(given: Any) -> list[str]:

@@ -24,14 +24,14 @@ _Rows = dict[bytes, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Products:
+class LeadingProducts:
     """The weights (features, products) float64, and the graphs of the products by method."""
 
     weights: Array
     graphs: Mapping[str, Graph]
 
 
-def products_of(graphs: Mapping[str, Graph]) -> Products | None:
+def products_of(graphs: Mapping[str, Graph]) -> LeadingProducts | None:
     """The products with which the graphs of all methods begin; None unless all do."""
     if not all(map(_begins_with_products, graphs.values())):
         return None
@@ -41,7 +41,7 @@ def products_of(graphs: Mapping[str, Graph]) -> Products | None:
     found = [np.frombuffer(row, np.float64) for row in rows]
     weights = np.stack(found, axis=1) if found else np.zeros((features, 1))
     made = {name: _without(graph, maps[name], weights.shape[1]) for name, graph in graphs.items()}
-    return Products(weights, made)
+    return LeadingProducts(weights, made)
 
 
 def _begins_with_products(graph: Graph) -> bool:

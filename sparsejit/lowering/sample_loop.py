@@ -29,6 +29,8 @@ scratch memory of the step:
     states                       swap buffers: a turn reads the states that the last one wrote
     sequences, stacked results   advance by the part of one turn
     other operands               stay where they are
+
+Where turns read states alone, one that leaves them as they were is the last: all others would too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,8 +55,8 @@ from sparsejit.lowering.threads.waves import ScheduledStep, Wave, merged
 from sparsejit.passes.default import run_passes
 from sparsejit.planner.cheapest_row import record_all
 from sparsejit.runtime.program import Program, build
-from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rbx, rcx, rdi, rsi
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rbx, rcx, rdi, rdx, rsi
 from sparsejit.x86.routines import flush_denormals, pop, push
 
 _FIRST = r12  # the workspace of the first stream, throughout
@@ -287,8 +289,9 @@ def _facts(op: Turns, inside: ModelSchedule) -> Facts:
     """Facts of the kernels of all turns."""
     each = [step.facts for step in inside.steps]
     kernels = ", ".join(step.kernel for step in inside.steps)
+    most = "up to " if _ends_unchanged(op, inside) else ""
     return Facts(
-        f"{op.count} turns of: {kernels}",
+        f"{most}{op.count} turns of: {kernels}",
         predicted_ns=op.count * inside.ns,
         nnz=sum(one.nnz for one in each),
         weights=sum(one.weights for one in each),
@@ -297,6 +300,43 @@ def _facts(op: Turns, inside: ModelSchedule) -> Facts:
         effective_flops=op.count * sum(one.effective_flops for one in each),
         flops=op.count * sum(one.flops for one in each),
     )
+
+
+# Most bytes of states that are compared after each turn.
+_MOST_COMPARED = 1 << 12
+_WORD = 4
+
+
+def _ends_unchanged(op: Turns, inside: ModelSchedule) -> bool:
+    """Whether a turn that changes no state ends the loop: turns have no numbers of their own."""
+    sizes = [value.type.bytes for value in inside.graph.outputs]
+    is_alone = op.sequences == 0 and len(op.results) == op.states
+    return is_alone and sum(sizes) <= _MOST_COMPARED and not any(size % _WORD for size in sizes)
+
+
+def _emit_end_if_unchanged(asm: Assembler, sizes: Sequence[int], inputs: int, end: Label) -> None:
+    """Append a jump to `end`, taken if no state of these sizes was changed by the last turn.
+
+    Clobbers rax, rcx, rdx, rdi and rsi.
+    """
+    changed = asm.label("changed")
+    for state, size in enumerate(sizes):
+        if not size:
+            continue
+        asm.emit("mov", rsi, Memory(WORKSPACE, POINTER * state))
+        asm.emit("mov", rdi, Memory(WORKSPACE, POINTER * (inputs + state)))
+        again = asm.label("again")
+        asm.emit("xor", dword(rcx), dword(rcx))
+        asm.bind(again)
+        asm.emit("mov", dword(rax), Memory(rsi, 0, rcx, 1))
+        asm.emit("mov", dword(rdx), Memory(rdi, 0, rcx, 1))
+        asm.emit("cmp", dword(rax), dword(rdx))
+        asm.jump("jne", changed)
+        asm.emit("add", rcx, _WORD)
+        asm.emit("cmp", rcx, size)
+        asm.jump("jb", again)
+    asm.jump("jmp", end)
+    asm.bind(changed)
 
 
 def _emit_turns(
@@ -323,13 +363,18 @@ def _emit_turns(
     asm.emit("mov", Memory(within, inside.status_offset), rax)
     asm.emit("mov", outside, WORKSPACE)
     asm.emit("mov", WORKSPACE, within)
+    end = asm.label("end of turns")
     moving = (*enumerate(parts, op.states), *enumerate(parts_made, inputs + op.states))
     with counted_down(asm, rbx, op.count):
         code.run_steps(asm, inside.waves)
+        if _ends_unchanged(op, inside):
+            sizes = [value.type.bytes for value in inside.graph.outputs]
+            _emit_end_if_unchanged(asm, sizes, inputs, end)
         for state in range(op.states):
             swap(asm, state, inputs + state)
         for number, size in moving:
             advance(asm, number, size)
+    asm.bind(end)
     asm.emit("mov", rcx, Memory(WORKSPACE, inside.status_offset))
     asm.emit("mov", WORKSPACE, outside)
     at.status.report_where(asm, rcx)

@@ -82,7 +82,7 @@ _VECTOR = 4  # doubles
 
 
 class WordSums(NamedTuple):
-    """What a sum over the words of a text adds up, all float64.
+    """The terms of a sum over the words of a text, all float64.
 
     A word that a text has n times has the value values[n] * frequencies[code], which is divided by
     the norm of all of a text, one of NORMS, and multiplied by weights[code] (codes, outputs).
@@ -243,9 +243,8 @@ def _emit(asm: Assembler) -> None:
 
 def _emit_words(asm: Assembler) -> None:
     """Append the loop over all characters."""
-    names = ("next", "letter", "more", "end of word", "take", "write", "of break", "look up")
-    following, letter, more, ended, take, write, of_break, look_up = map(asm.label, names)
-    forget, end, done = map(asm.label, ("forget", "end", "done"))
+    names = ("next", "write", "of break", "end", "look up", "forget", "done")
+    following, write, of_break, end, look_up, forget, done = map(asm.label, names)
     asm.bind(following)
     _emit_class(asm, end)
     asm.emit("mov", r9, r14)
@@ -253,6 +252,40 @@ def _emit_words(asm: Assembler) -> None:
     asm.emit("cmp", dword(rax), BREAK)
     asm.jump("jb", following)
     asm.jump("je", of_break)
+    _emit_word(asm, look_up, following)
+    _jump_unless_seen(asm, write)
+    _emit_count(asm, following)
+    asm.bind(write)
+    asm.emit("mov", Memory(r13), r10)
+    asm.emit("add", r13, 8)
+    asm.jump("jmp", following)
+    asm.bind(of_break)
+    asm.emit("mov", r10, Memory(r11, 8 * _OF_BREAK))
+    _jump_unless_seen(asm, write)
+    asm.jump("call", forget)
+    asm.jump("jmp", following)
+    asm.bind(end)
+    _jump_unless_seen(asm, done)
+    asm.jump("call", forget)
+    asm.jump("jmp", done)
+    asm.bind(look_up)
+    _emit_look_up(asm)
+    asm.bind(forget)
+    _emit_forget(asm)
+    asm.bind(done)
+
+
+def _jump_unless_seen(asm: Assembler, label: Label) -> None:
+    """Set rsi to the numbers of counts by code; jump to the label where codes are not counted."""
+    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
+    asm.emit("test", rsi, rsi)
+    asm.jump("jz", label)
+
+
+def _emit_word(asm: Assembler, look_up: Label, following: Label) -> None:
+    """Set r10 to the code of the word whose first letter is in eax; or jump to the next character.
+    """
+    letter, more, ended, taken = map(asm.label, ("letter", "more", "end of word", "taken"))
     for register in (rcx, rdx, r8):
         asm.emit("xor", dword(register), dword(register))
     asm.bind(letter)
@@ -276,39 +309,13 @@ def _emit_words(asm: Assembler) -> None:
     asm.emit("cmp", rax, Memory(r11, 8 * _LEAST))
     asm.jump("jl", following)
     asm.emit("test", r8, r8)
-    asm.jump("jz", take)
+    asm.jump("jz", taken)
     asm.jump("call", look_up)
-    asm.bind(take)
-    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
-    asm.emit("test", rsi, rsi)
-    asm.jump("jz", write)
-    _emit_count(asm, write, following)
-    asm.bind(write)
-    asm.emit("mov", Memory(r13), r10)
-    asm.emit("add", r13, 8)
-    asm.jump("jmp", following)
-    asm.bind(of_break)
-    asm.emit("mov", r10, Memory(r11, 8 * _OF_BREAK))
-    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
-    asm.emit("test", rsi, rsi)
-    asm.jump("jz", write)
-    asm.jump("call", forget)
-    asm.jump("jmp", following)
-    asm.bind(end)
-    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
-    asm.emit("test", rsi, rsi)
-    asm.jump("jz", done)
-    asm.jump("call", forget)
-    asm.jump("jmp", done)
-    asm.bind(look_up)
-    _emit_look_up(asm)
-    asm.bind(forget)
-    _emit_forget(asm)
-    asm.bind(done)
+    asm.bind(taken)
 
 
-def _emit_count(asm: Assembler, write: Label, following: Label) -> None:
-    """Count the code in r10, or pack it for `write` where the text has it for the first time.
+def _emit_count(asm: Assembler, following: Label) -> None:
+    """Count the code in r10, or pack it there, to be written, where the text has it first.
 
     rsi: for each code, the number of its count among all, or 0. Clobbers rax, rcx, rdx.
     """

@@ -28,7 +28,7 @@ def explained(model: Any, columns: Any, method: str, found: Array) -> Array:
     """
     known = _dense(model._fit_X)
     x = _dense(columns)
-    targets = np.ravel(model._y)
+    targets = np.asarray(model._y).reshape(len(known), -1)
     return np.array(
         [
             any(_same(model, method, own, answer) for own in _chosen(row, known, targets, model))
@@ -53,16 +53,16 @@ def _chosen(row: Array, known: Array, targets: Array, model: Any) -> Iterable[Ar
     left = count - len(sure)
     if len(tied) == left or comb(len(tied), left) > _MOST_CHOICES:
         return []
-    choices = {tuple(sorted(each)) for each in combinations(tied.tolist(), left)}
-    return (np.concatenate([sure, each]) for each in choices)
+    choices = {tuple(sorted(each)) for each in combinations(map(tuple, tied.tolist()), left)}
+    return (np.concatenate([sure, np.reshape(each, (left, -1))]) for each in choices)
 
 
 def _same(model: Any, method: str, targets: Array, answer: Any) -> bool:
     """Whether these neighbours give an answer."""
     if not hasattr(model, "classes_"):
         size = max(float(np.abs(model._y).max()), 1e-3)
-        return bool(abs(targets.mean() - answer) <= _CLOSE * size)
-    votes = np.bincount(targets.astype(int), minlength=len(model.classes_))
+        return bool(np.abs(targets.mean(axis=0) - answer).max() <= _CLOSE * size)
+    votes = np.bincount(targets[:, 0].astype(int), minlength=len(model.classes_))
     if method == "predict":
         return bool(model.classes_[votes.argmax()] == answer)
     with np.errstate(divide="ignore"):

@@ -366,6 +366,26 @@ CASES = [
         *(floats(2, 3), number(0), floats(5, 2, 3), floats(3, 3), floats(5, 2), number(1)),
         constants=3,
     ),
+    # min(state + 1, bound) and max(other state, state): unchanged from turn 5 on, of 7 or 8; and of
+    # 3, which end before.
+    *(
+        case(
+            Turns(
+                count,
+                states=2,
+                sequences=0,
+                nodes=(
+                    BodyNode(Pointwise("add"), (0, 2)),
+                    BodyNode(Pointwise("minimum"), (4, 3)),
+                    BodyNode(Pointwise("maximum"), (1, 0)),
+                ),
+                results=(5, 6),
+            ),
+            *(floats(2, 3), floats(2, 3), np.float32([1.0]), 3 + floats(2, 3)),
+            constants=2,
+        )
+        for count in (3, 7, 8)
+    ),
     case(TruePlaces(), truths(7)),
     case(TruePlaces(), np.zeros(5, bool)),
     case(TruePlaces(), np.ones(1, bool)),

@@ -167,7 +167,7 @@ def test_mixtures_whose_densities_scikit_learn_rounds_down(steps: list[Any]) -> 
 
 @pytest.mark.filterwarnings("ignore")
 def test_codes_for_categorical_bayes() -> None:
-    """Of encoders and bins they are compared with the fit; other steps give none."""
+    """Encoders and bins give codes that are compared with the fit; other steps give none."""
     labels, codes = SCORE > 0, np.round(np.abs(X[:, 3:]) % 3)
     bins = KBinsDiscretizer(3, encode="ordinal")
     for steps in ([bins], [OneHotEncoder(sparse_output=False), bins], [OrdinalEncoder()]):

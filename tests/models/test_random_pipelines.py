@@ -65,5 +65,8 @@ def test_only_ties_explain_other_neighbours() -> None:
     far = KNeighborsClassifier(2).fit(np.array([[0.0], [1.0], [3.0]]), [0, 1, 1])
     assert not explained(far, x[:1], "predict", np.array([0]))[0]
     regressor = KNeighborsRegressor(3).fit(ROWS, TARGETS)
+    several = KNeighborsRegressor(3).fit(ROWS, np.stack([TARGETS, 3 * TARGETS], axis=1))
     for answer, wanted in ((1 / 3, True), (2 / 3, True), (0.5, False)):
         assert explained(regressor, x[:1], "predict", np.array([answer]))[0] == wanted
+        both = np.array([[answer, 3 * answer]])
+        assert explained(several, x[:1], "predict", both)[0] == wanted

@@ -183,7 +183,7 @@ def test_products_of_any_counts(
     stops: list[str] | None,
     unseen: list[str],
 ) -> None:
-    """Of ASCII texts, of others, and of both among each other."""
+    """Texts are ASCII, others, or both among each other."""
     options = {"lowercase": flags[0], "binary": flags[1], "sublinear_tf": flags[2], "norm": norm}
     given = TEXTS[:50] + unseen[:3]
     vectoriser = TfidfVectorizer(ngram_range=(1, least), stop_words=stops, **options)
