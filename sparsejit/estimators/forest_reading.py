@@ -348,8 +348,10 @@ class _Reader:
             rounds=_rounds(estimator, self.light),
             splits=self._splits(),
         )
+        if not any(tree.is_linear for tree in self.light):
+            return forest
         centre = _centre(forest.features, *operands[:2])
-        linear = linear_leaves(self.light, self.numbers, centre) if self.light else None
+        linear = linear_leaves(self.light, self.numbers, centre)
         return forest if linear is None else _with_lines(forest, linear, estimator)
 
     def _tree(self, number: int) -> int:
@@ -382,8 +384,9 @@ class _Reader:
         self.shares.append(self._shares(tree, inner, below))
         self.nodes.add(thresholds, rows)
         own_thresholds, own_rows = self.nodes.thresholds[-1], self.nodes.rows[-1]
+        lists = [_array(tree, f"category_list{part}") for part in ("", "_begin", "_end")]
         for which in np.flatnonzero(categorical):
-            members, is_right = _categories(tree, inner[which]), bool(right_lists[inner[which]])
+            members, is_right = _categories(lists, inner[which]), bool(right_lists[inner[which]])
             found = self.categories.add_search(self.nodes, rows[which], members, is_right)
             own_thresholds[which], own_rows[which] = found
         return int(place[0])
@@ -428,10 +431,11 @@ def _rounds(estimator: Any, light: Sequence[LightTree]) -> int:
 
 def _centre(features: int, thresholds: Array, nodes: Array) -> Array:
     """The middle of each feature's thresholds, 0 for a feature without any."""
-    centre = np.zeros(features)
-    for feature in np.unique(nodes[:, 0]):
-        own = thresholds[nodes[:, 0] == feature]
-        centre[feature] = np.median(own[np.isfinite(own)]) if np.isfinite(own).any() else 0.0
+    centre, finite = np.zeros(features), np.isfinite(thresholds)
+    order = np.argsort(nodes[finite, 0], kind="stable")
+    used, firsts = np.unique(nodes[finite, 0][order], return_index=True)
+    for feature, own in zip(used, np.split(thresholds[finite][order], firsts[1:]), strict=False):
+        centre[feature] = np.median(own)
     return centre
 
 
@@ -471,10 +475,10 @@ def _with_lines(forest: ReadForest, linear: LinearLeaves, estimator: Any) -> Rea
     )
 
 
-def _categories(tree: Any, number: int) -> Array:
-    """The categories in the list of a node, ascending."""
-    first, end = (_array(tree, f"category_list_{at}")[number] for at in ("begin", "end"))
-    return np.unique(_array(tree, "category_list")[first:end].astype(np.int64))
+def _categories(lists: Sequence[Array], number: int) -> Array:
+    """The categories of a node, ascending, from a tree's lists: all, their begins, their ends."""
+    every, begins, ends = lists
+    return np.unique(every[begins[number] : ends[number]].astype(np.int64))
 
 
 def _inclusive_thresholds(
