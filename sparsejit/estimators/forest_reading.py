@@ -17,6 +17,7 @@ categories becomes a search among the intervals of x that `Categories` defines.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -117,10 +118,35 @@ def encoder_inside(estimator: Any) -> Any:
 
 
 def has_frame_categories(estimator: Any) -> bool:
-    """Whether LightGBM knows categories by the labels that columns of a frame had."""
-    if not type(estimator).__module__.startswith("lightgbm"):
+    """Whether LightGBM or XGBoost knows categories by the labels that columns of a frame had."""
+    library = type(estimator).__module__.split(".")[0]
+    if library == "lightgbm":
+        return bool(getattr(estimator, "booster_", estimator).pandas_categorical)
+    if library != "xgboost" or not _is_fitted(estimator):
         return False
-    return bool(getattr(estimator, "booster_", estimator).pandas_categorical)
+    booster = estimator.get_booster() if hasattr(estimator, "get_booster") else estimator
+    known = getattr(booster, "get_categories", None)  # which version 3.1 brought
+    return known is not None and "c" in (booster.feature_types or ()) and not known().empty()
+
+
+def _is_fitted(estimator: Any) -> bool:
+    return getattr(estimator, "__sklearn_is_fitted__", lambda: True)()
+
+
+def booster_as_json(booster: Any) -> dict[str, Any]:
+    """A booster of XGBoost as it writes itself."""
+    found: dict[str, Any] = json.loads(bytes(booster.save_raw("json")))
+    return found
+
+
+def _with_codes(booster: Any) -> Any:
+    """A booster of XGBoost without the labels of its categories, as treelite's model."""
+    import treelite
+
+    data = booster_as_json(booster)
+    inner = data["learner"]["gradient_booster"]
+    del inner.get("gbtree", inner)["model"]["cats"]  # a dart booster has one of trees inside
+    return treelite.frontend.from_xgboost_json(json.dumps(data))
 
 
 _LESS, _GREATER, _GREATER_EQUAL = 2, 4, 5  # treelite's numbers of comparisons; below is equality
@@ -201,7 +227,9 @@ def read_forest(estimator: Any) -> ReadForest:
         if library == "sklearn":
             model = treelite.sklearn.import_model(with_places(_as_forest(estimator)))
         elif library == "xgboost":
-            model = treelite.frontend.from_xgboost(_xgboost_booster(estimator))
+            own = _xgboost_booster(estimator)
+            has_labels = has_frame_categories(estimator)
+            model = _with_codes(own) if has_labels else treelite.frontend.from_xgboost(own)
         else:
             booster = getattr(estimator, "booster_", estimator)
             text = booster.model_to_string()
@@ -210,12 +238,6 @@ def read_forest(estimator: Any) -> ReadForest:
             plain = without_lines(text) if is_linear else booster
             model = treelite.frontend.from_lightgbm(plain)
     except (treelite.TreeliteError, NotImplementedError, AssertionError) as error:
-        if library == "xgboost" and "c" in (_xgboost_booster(estimator).feature_types or ()):
-            raise InvalidInput(
-                f"the {type(estimator).__name__} was fitted to a frame with columns of "
-                "categories; fit it to their codes, X[column].cat.codes, as an array, with "
-                "feature_types=['c', 'q', ...]"
-            ) from error
         raise InvalidInput(
             f"treelite cannot read the {type(estimator).__name__}: {error}; leave it to its own "
             "predict"
