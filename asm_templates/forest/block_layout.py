@@ -30,7 +30,7 @@ import numpy as np
 from sparsejit.asm_templates.forest.slots import Slots
 from sparsejit.asm_templates.forest.walk import tree_order
 from sparsejit.errors import CompileError
-from sparsejit.ir.ops.forest import Trees
+from sparsejit.ir.ops.forest import Trees, longest_paths
 from sparsejit.ir.values import Array
 from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
@@ -41,7 +41,7 @@ MOST_SLOTS = 64  # words of two registers
 MISSING = 0xFFFF
 _MOST_RANKS = MISSING - 1
 _MOST_BLOCKS = 1 << 22
-_NONE = -1 << 40  # no child: a leaf without a number
+_NONE = -1 << 31  # no child: a leaf without a number
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ class BlockLayout:
     """A forest as blocks of four levels of a tree; block 0 is empty and leads nowhere.
 
     words: uint16 (blocks, 2, 16): slots of a block's nodes, and ranks of their thresholds.
-    after: int64 (blocks, 16), the block behind each exit or -1.
-    leaf: int64 (blocks, 16), the leaf behind each exit or -1.
+    after: int32 (blocks, 16), the block behind each exit or -1.
+    leaf: int32 (blocks, 16), the leaf behind each exit or -1.
     roots, steps: by tree in `order`, its first block, and the most blocks that a row passes.
     thresholds: by slot, ascending.
     """
@@ -79,18 +79,14 @@ def block_layout(trees: Trees) -> BlockLayout:
         )
     order = tree_order(trees)
     heaps, block_of = _heaps(trees, trees.trees[order, 0])
-    inner = heaps[:, :EXITS] >= 0
-    node = np.where(inner, heaps[:, :EXITS], 0)
-    words = np.zeros((len(heaps), 2, EXITS), np.uint16)
-    if len(trees.nodes):
-        words[:, 0] = np.where(inner, slots.of_node[node], 0)
-        words[:, 1] = np.where(inner, ranks[node], MISSING)
-    else:
-        words[:, 1] = MISSING
-    exits = heaps[:, EXITS:]
-    after = np.where(exits >= 0, block_of[np.maximum(exits, -1)], -1)
+    node, exits = np.maximum(heaps[:, :EXITS], -1), heaps[:, EXITS:]
+    words = np.empty((len(heaps), 2, EXITS), np.uint16)
+    # The last entry of each table is of no node.
+    words[:, 0] = np.append(slots.of_node, 0).astype(np.uint16)[node]
+    words[:, 1] = np.append(ranks, MISSING).astype(np.uint16)[node]
+    after = block_of[np.maximum(exits, -1)]
     leaf = np.where((exits < 0) & (exits > _NONE), ~exits, -1)
-    steps = _steps(after)
+    steps = longest_paths(after)  # the most blocks that a row passes from each block on
     roots = np.flatnonzero(np.arange(len(heaps)) > 0)[: len(order)]
     return BlockLayout(
         trees, slots, order, words, after, leaf, roots, steps[roots], tuple(thresholds)
@@ -116,39 +112,27 @@ def _heaps(trees: Trees, roots: Array) -> tuple[Array, Array]:
     blocks in order, then the blocks behind them, level by level.
     """
     # By node: the block that begins with it, or -1; the last entry stands for all leaves.
-    block_of = np.full(len(trees.nodes) + 1, -1)
-    heaps = [np.full((1, 2 * EXITS), _NONE)]
+    block_of = np.full(len(trees.nodes) + 1, -1, np.int32)
+    heaps = [np.full((1, 2 * EXITS), _NONE, np.int32)]
+    children = np.ascontiguousarray(trees.nodes[:, 1:3].astype(np.int32))
     count, first = 1, roots
     block_of[roots[roots >= 0]] = 1 + np.flatnonzero(roots >= 0)
     while len(first):
-        heap = np.full((len(first), 2 * EXITS), _NONE)
+        heap = np.full((len(first), 2 * EXITS), _NONE, np.int32)
         heap[:, 1] = first
         for place in range(1, EXITS):
-            inner = heap[:, place] >= 0
-            for side in (0, 1):
-                child = heap[:, place].copy()
-                child[inner] = trees.nodes[child[inner], 1 + side]
-                heap[:, 2 * place + side] = child
+            heap[:, 2 * place : 2 * place + 2] = heap[:, [place]]
+            inner = np.flatnonzero(heap[:, place] >= 0)
+            heap[inner, 2 * place : 2 * place + 2] = children[heap[inner, place]]
         heaps.append(heap)
         count += len(first)
         if count > _MOST_BLOCKS:
             raise CompileError(f"the forest has more than {_MOST_BLOCKS:,} blocks of nodes")
         exits = heap[:, EXITS:]
-        is_exit = np.zeros(len(trees.nodes), bool)  # in the order of nodes, each once
-        is_exit[exits[exits >= 0]] = True
-        first = np.flatnonzero(is_exit & (block_of[:-1] < 0))
+        first = np.unique(exits[exits >= 0])
+        first = first[block_of[first] < 0]
         block_of[first] = count + np.arange(len(first))
     return np.concatenate(heaps), block_of
-
-
-def _steps(after: Array) -> Array:
-    """Return for each block the most blocks that a row passes from there on."""
-    steps = np.ones(len(after), np.int64)
-    while True:
-        longer = 1 + np.where(after >= 0, steps[after], 0).max(axis=1)
-        if np.array_equal(longer, steps):
-            return steps
-        steps = longer
 
 
 _WORD, _BLOCK = 2, 16

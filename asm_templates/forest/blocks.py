@@ -119,8 +119,8 @@ class _ForestSteps:
         self.walk, self.steps = walk, walk.group_steps
         self.has_second = len(layout.slots) > GROUP
         self.words = asm.literal(layout.words)
-        own = np.arange(layout.after.size).reshape(layout.after.shape) + EXITS
-        after = np.where(layout.after >= 0, EXITS * layout.after, ~own).astype(np.int32)
+        own = np.arange(layout.after.size, dtype=np.int32).reshape(layout.after.shape) + EXITS
+        after = np.where(layout.after >= 0, EXITS * layout.after, ~own)
         self.after = asm.literal(after)
         self.found = asm.literal(sums.found_of(layout.leaf))
         roots = np.zeros(walk.groups * GROUP, np.int64)

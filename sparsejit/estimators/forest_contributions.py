@@ -45,15 +45,16 @@ class _Searches:
     """Tests that several nodes make together, each of one column of x.
 
     By test: its place among a forest's splits, its column, and the side to which missing x goes, 0
-    for the left, 1 for the right. It has ascending `bounds`, and a side for each interval up to a
-    bound and for the last one.
+    for the left, 1 for the right. It has ascending `bounds`, from `begins` on, and a side for each
+    interval up to a bound and for the last one.
     """
 
     place: Array
     column: Array
     missing: Array
-    bounds: list[Array]
-    sides: list[Array]
+    begins: Array
+    bounds: Array
+    sides: Array
 
 
 def _contributions(
@@ -70,9 +71,10 @@ def _contributions(
         tests[searches.place, 0] = x.shape[1] + np.arange(len(searches.place))
         tests[searches.place, 1:3] = splits.children[searches.place]
         own[searches.place] = 0.5
-        pieces = [sides[:, None].astype(np.float64) for sides in searches.sides]
-        known = searches.column.tolist(), searches.bounds, pieces, searches.missing.tolist()
-        x = joined(writer, [x, writer.at("searches").pieces(x, *known, element)], 1)
+        known = searches.column, searches.begins, searches.bounds
+        ends = searches.sides[:, None], searches.missing
+        found = writer.at("searches").joined_pieces(x, *known, *ends, element)
+        x = joined(writer, [x, found], 1)
     inner = tests[:, 1:3] >= 0
     tests[:, 1:3][inner] = np.searchsorted(splits.number, tests[:, 1:3][inner])
     trees = trees.copy()
@@ -104,34 +106,42 @@ def _searches(forest: ReadForest, splits: Splits) -> _Searches | None:
     column = nodes[roots, 0]
     if (nodes[node, 0] != column[owner]).any():
         return None
-    bounds = np.unique(np.column_stack([owner, thresholds[node]]), axis=0)
-    counts = np.bincount(bounds[:, 0].astype(np.int64), minlength=len(place))
-    firsts = np.cumsum(counts)[:-1]
-    each = np.split(bounds[:, 1], firsts) if len(place) else []
-    points = np.concatenate([np.zeros(0), *(np.append(own, [np.inf, np.nan]) for own in each)])
-    which = np.repeat(np.arange(len(place)), counts + 2)
-    state = roots[which]
-    waiting = np.arange(len(state))
+    order = np.lexsort((thresholds[node], owner))
+    owner, bounds = owner[order], thresholds[node][order].astype(np.float64)
+    is_first = np.append(True, (np.diff(owner) != 0) | (np.diff(bounds) != 0))[: len(owner)]
+    owner, bounds = owner[is_first], bounds[is_first]
+    begins = np.searchsorted(owner, np.arange(len(place) + 1))
+    # A point of each interval, the last of which are infinite, and NaN for each test.
+    points = np.full(len(bounds) + len(place), np.inf)
+    points[np.arange(len(bounds)) + owner] = bounds
+    which = np.repeat(np.arange(len(place)), np.diff(begins) + 1)
+    sides = _sides(forest, ends, np.append(which, np.arange(len(place))), points, roots)
+    intervals = len(points)
+    return _Searches(place, column, sides[intervals:], begins, bounds, sides[:intervals])
+
+
+def _sides(forest: ReadForest, ends: Array, which: Array, points: Array, roots: Array) -> Array:
+    """The side to which each test sends its points, 0 or 1; behind the points each has NaN."""
+    thresholds, nodes = forest.operands[:2]
+    every = np.append(points, np.full(len(which) - len(points), np.nan))
+    state, waiting = roots[which], np.arange(len(which))
     while waiting.size:
-        at, x = state[waiting], points[waiting]
+        at, x = state[waiting], every[waiting]
         goes_left = np.where(np.isnan(x), nodes[at, 3] != 0, x <= thresholds[at])
         state[waiting] = np.where(goes_left, nodes[at, 1], nodes[at, 2])
         waiting = waiting[(state[waiting, None] != ends[which[waiting]]).all(axis=1)]
-    sides = (state == ends[which, 1]).astype(np.int64)
-    found = np.split(sides, np.cumsum(counts + 2)[:-1]) if len(place) else []
-    missing = np.array([own[-1] for own in found], np.int64)
-    return _Searches(place, column, missing, each, [own[:-1] for own in found])
+    return (state == ends[which, 1]).astype(np.float64)
 
 
 def _below(nodes: Array, roots: Array, ends: Array) -> tuple[Array, Array]:
     """The nodes from each root down to its two ends, as numbers of roots and of nodes."""
     owner, node = np.arange(len(roots)), roots
-    found = [np.zeros((0, 2), np.int64)]
+    found = [np.zeros((2, 0), np.int64)]
     while len(node):
-        found.append(np.column_stack([owner, node]))
+        found.append(np.stack([owner, node]))
         children = nodes[node, 1:3]
         inside = (children[:, :, None] != ends[owner][:, None]).all(axis=2)
-        pairs = np.column_stack([np.repeat(owner, 2), children.ravel()])[inside.ravel()]
-        owner, node = np.unique(pairs, axis=0).T
-    owner, node = np.concatenate(found).T
+        pairs = (owner[:, None] * len(nodes) + children)[inside]
+        owner, node = np.divmod(np.unique(pairs), len(nodes))
+    owner, node = np.concatenate(found, axis=1)
     return owner, node

@@ -17,6 +17,7 @@ categories becomes a search among the intervals of x that `Categories` defines.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -117,10 +118,35 @@ def encoder_inside(estimator: Any) -> Any:
 
 
 def has_frame_categories(estimator: Any) -> bool:
-    """Whether LightGBM knows categories by the labels that columns of a frame had."""
-    if not type(estimator).__module__.startswith("lightgbm"):
+    """Whether LightGBM or XGBoost knows categories by the labels that columns of a frame had."""
+    library = type(estimator).__module__.split(".")[0]
+    if library == "lightgbm":
+        return bool(getattr(estimator, "booster_", estimator).pandas_categorical)
+    if library != "xgboost" or not _is_fitted(estimator):
         return False
-    return bool(getattr(estimator, "booster_", estimator).pandas_categorical)
+    booster = estimator.get_booster() if hasattr(estimator, "get_booster") else estimator
+    known = getattr(booster, "get_categories", None)  # which version 3.1 brought
+    return known is not None and "c" in (booster.feature_types or ()) and not known().empty()
+
+
+def _is_fitted(estimator: Any) -> bool:
+    return getattr(estimator, "__sklearn_is_fitted__", lambda: True)()
+
+
+def booster_as_json(booster: Any) -> dict[str, Any]:
+    """A booster of XGBoost as it writes itself."""
+    found: dict[str, Any] = json.loads(bytes(booster.save_raw("json")))
+    return found
+
+
+def _with_codes(booster: Any) -> Any:
+    """A booster of XGBoost without the labels of its categories, as treelite's model."""
+    import treelite
+
+    data = booster_as_json(booster)
+    inner = data["learner"]["gradient_booster"]
+    del inner.get("gbtree", inner)["model"]["cats"]  # a dart booster has one of trees inside
+    return treelite.frontend.from_xgboost_json(json.dumps(data))
 
 
 _LESS, _GREATER, _GREATER_EQUAL = 2, 4, 5  # treelite's numbers of comparisons; below is equality
@@ -201,7 +227,9 @@ def read_forest(estimator: Any) -> ReadForest:
         if library == "sklearn":
             model = treelite.sklearn.import_model(with_places(_as_forest(estimator)))
         elif library == "xgboost":
-            model = treelite.frontend.from_xgboost(_xgboost_booster(estimator))
+            own = _xgboost_booster(estimator)
+            has_labels = has_frame_categories(estimator)
+            model = _with_codes(own) if has_labels else treelite.frontend.from_xgboost(own)
         else:
             booster = getattr(estimator, "booster_", estimator)
             text = booster.model_to_string()
@@ -210,12 +238,6 @@ def read_forest(estimator: Any) -> ReadForest:
             plain = without_lines(text) if is_linear else booster
             model = treelite.frontend.from_lightgbm(plain)
     except (treelite.TreeliteError, NotImplementedError, AssertionError) as error:
-        if library == "xgboost" and "c" in (_xgboost_booster(estimator).feature_types or ()):
-            raise InvalidInput(
-                f"the {type(estimator).__name__} was fitted to a frame with columns of "
-                "categories; fit it to their codes, X[column].cat.codes, as an array, with "
-                "feature_types=['c', 'q', ...]"
-            ) from error
         raise InvalidInput(
             f"treelite cannot read the {type(estimator).__name__}: {error}; leave it to its own "
             "predict"
@@ -348,8 +370,10 @@ class _Reader:
             rounds=_rounds(estimator, self.light),
             splits=self._splits(),
         )
+        if not any(tree.is_linear for tree in self.light):
+            return forest
         centre = _centre(forest.features, *operands[:2])
-        linear = linear_leaves(self.light, self.numbers, centre) if self.light else None
+        linear = linear_leaves(self.light, self.numbers, centre)
         return forest if linear is None else _with_lines(forest, linear, estimator)
 
     def _tree(self, number: int) -> int:
@@ -382,8 +406,9 @@ class _Reader:
         self.shares.append(self._shares(tree, inner, below))
         self.nodes.add(thresholds, rows)
         own_thresholds, own_rows = self.nodes.thresholds[-1], self.nodes.rows[-1]
+        lists = [_array(tree, f"category_list{part}") for part in ("", "_begin", "_end")]
         for which in np.flatnonzero(categorical):
-            members, is_right = _categories(tree, inner[which]), bool(right_lists[inner[which]])
+            members, is_right = _categories(lists, inner[which]), bool(right_lists[inner[which]])
             found = self.categories.add_search(self.nodes, rows[which], members, is_right)
             own_thresholds[which], own_rows[which] = found
         return int(place[0])
@@ -428,10 +453,11 @@ def _rounds(estimator: Any, light: Sequence[LightTree]) -> int:
 
 def _centre(features: int, thresholds: Array, nodes: Array) -> Array:
     """The middle of each feature's thresholds, 0 for a feature without any."""
-    centre = np.zeros(features)
-    for feature in np.unique(nodes[:, 0]):
-        own = thresholds[nodes[:, 0] == feature]
-        centre[feature] = np.median(own[np.isfinite(own)]) if np.isfinite(own).any() else 0.0
+    centre, finite = np.zeros(features), np.isfinite(thresholds)
+    order = np.argsort(nodes[finite, 0], kind="stable")
+    used, firsts = np.unique(nodes[finite, 0][order], return_index=True)
+    for feature, own in zip(used, np.split(thresholds[finite][order], firsts[1:]), strict=False):
+        centre[feature] = np.median(own)
     return centre
 
 
@@ -471,10 +497,10 @@ def _with_lines(forest: ReadForest, linear: LinearLeaves, estimator: Any) -> Rea
     )
 
 
-def _categories(tree: Any, number: int) -> Array:
-    """The categories in the list of a node, ascending."""
-    first, end = (_array(tree, f"category_list_{at}")[number] for at in ("begin", "end"))
-    return np.unique(_array(tree, "category_list")[first:end].astype(np.int64))
+def _categories(lists: Sequence[Array], number: int) -> Array:
+    """The categories of a node, ascending, from a tree's lists: all, their begins, their ends."""
+    every, begins, ends = lists
+    return np.unique(every[begins[number] : ends[number]].astype(np.int64))
 
 
 def _inclusive_thresholds(

@@ -303,7 +303,7 @@ class _Lifting:
         self.reads_codes |= categories.reads_codes
         for number, codes in categories.codes.items():
             feature = _feature_of(columns[number])
-            read[number] = WordColumn(feature, codes, np.nan, np.nan, kind)
+            read[number] = WordColumn(feature, codes, np.nan, categories.others, kind)
             self.columns.append(read[number])
         return _Lift([], read, [categories.estimator])
 

@@ -37,6 +37,11 @@ class LightTree:
         return int(self.fields["num_leaves"])
 
     @property
+    def is_linear(self) -> bool:
+        """Whether leaves may be linear models."""
+        return self.fields.get("is_linear", "0") == "1"
+
+    @property
     def children(self) -> tuple[Array, Array]:
         left, right = (self.numbers(f"{side}_child", np.int64) for side in ("left", "right"))
         return left, right
@@ -119,7 +124,7 @@ def linear_leaves(
 def _lines(tree: LightTree) -> list[tuple[Array, Array]]:
     """The features and coefficients of each leaf; none for a tree of constants."""
     counts = tree.numbers("num_features", np.int64)
-    if tree.fields.get("is_linear", "0") != "1" or not counts.any():
+    if not tree.is_linear or not counts.any():
         return []
     features = tree.numbers("leaf_features", np.int64)
     coefficients = tree.numbers("leaf_coeff")

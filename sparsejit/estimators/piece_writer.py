@@ -43,14 +43,24 @@ class PieceWriter(Writer):
     ) -> Value:
         """Write a `PiecewiseColumns` of x, whose bounds and pieces are given by column."""
         begins = np.concatenate([[0], np.cumsum([len(each) for each in bounds])])
-        name = self.origin.name
-        arrays = {
-            "bounds": np.concatenate(bounds),
-            "pieces": np.concatenate(pieces),
-            "missing": np.asarray(missing, np.float64),
-        }
+        arrays = np.asarray(columns, np.int64), begins, np.concatenate(bounds)
+        ends = np.concatenate(pieces), np.asarray(missing, np.float64)
+        return self.joined_pieces(x, *arrays, *ends, result)
+
+    def joined_pieces(
+        self,
+        x: Value,
+        columns: Array,
+        begins: Array,
+        bounds: Array,
+        pieces: Array,
+        missing: Array,
+        result: Element = Element.FLOAT64,
+    ) -> Value:
+        """Write a `PiecewiseColumns` of x, whose operands are given."""
+        name, arrays = self.origin.name, {"bounds": bounds, "pieces": pieces, "missing": missing}
         operands = [
-            self.constant(np.asarray(columns, np.int64), f"{name}.columns"),
+            self.constant(columns, f"{name}.columns"),
             self.constant(begins.astype(np.int64), f"{name}.begins"),
             *(
                 self.constant(array, f"{name}.{what}", Element.FLOAT64)

@@ -13,7 +13,7 @@ from sparsejit.asm_templates.forest.block_layout import MISSING, block_layout
 from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS, ForestKernel
 from sparsejit.asm_templates.forest.slots import Slots
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.ops.forest import Trees
+from sparsejit.ir.ops.forest import Trees, longest_paths
 from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
 from sparsejit.planner.forest_plan import plan_forest
@@ -196,3 +196,22 @@ def test_a_circle_is_refused() -> None:
     nodes[4, 1] = 0
     with pytest.raises(InvalidInput, match="ancestor"):
         Trees(2, 1.0, trees.thresholds, nodes, trees.leaves, trees.trees, trees.base)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_longest_paths_of_nodes_with_several_parents(seed: int) -> None:
+    """Nodes lead to later ones alone, so that a walk from the last node back knows all paths."""
+    generator = np.random.default_rng(seed)
+    count, ways = 60, 2 + seed
+    children = np.arange(count)[:, None] + generator.integers(1, 9, (count, ways))
+    children[(children >= count) | (generator.random(children.shape) < 0.2)] = -1 - seed
+    wanted = np.ones(count, np.int64)
+    for node in reversed(range(count)):
+        below = children[node][children[node] >= 0]
+        wanted[node] = 1 + wanted[below].max(initial=0)
+    np.testing.assert_array_equal(longest_paths(children), wanted)
+
+
+def test_nodes_on_a_cycle_and_above_it_have_no_longest_path() -> None:
+    children = np.array([[1, -1], [2, 3], [1, -1], [-1, -1]])
+    assert longest_paths(children).tolist() == [0, 0, 0, 1]

@@ -126,10 +126,54 @@ def test_categories_of_columns_that_no_tree_knows_are_refused_in_frames() -> Non
         compiled.predict(frame)
 
 
-def test_xgboost_of_a_frame_of_categories_is_refused() -> None:
-    extreme = xgboost.XGBRegressor(n_estimators=2, enable_categorical=True, n_jobs=1)
-    with pytest.raises(InvalidInput, match=r"frame with columns of categories; .*feature_types"):
-        sparsejit.compile(extreme.fit(FRAME, Y))
+EXTREME = {"n_estimators": 4, "enable_categorical": True, "n_jobs": 1}
+ODD_WORDS = np.array(["", "~", "b c", "True", "1", "e" * 40])
+
+
+@pytest.mark.parametrize("booster", ["gbtree", "dart"])
+@pytest.mark.parametrize("one_by_one", [1, 99])
+@pytest.mark.parametrize("y", [Y, CODES % 3, CODES % 2], ids=["number", "three", "two"])
+def test_xgboost_of_frames_of_categories(
+    y: Any, one_by_one: int, booster: str, tmp_path: Path
+) -> None:
+    frame = MANY.assign(w=pandas.Categorical(ODD_WORDS[(CODES + 1) % 6]), x=X[:, 1])
+    frame.loc[::9, ["c", "n", "w"]] = None
+    kind = xgboost.XGBRegressor if y is Y else xgboost.XGBClassifier
+    model = kind(max_cat_to_onehot=one_by_one, booster=booster, **EXTREME).fit(frame, y)
+    compiled = sparsejit.compile(model)
+    compiled.save(tmp_path / "e.sjit")
+    loaded: Any = sparsejit.load(tmp_path / "e.sjit")
+    codes = np.column_stack([frame[name].cat.codes if name != "x" else frame.x for name in frame])
+    codes[codes == -1] = np.nan
+    turned = frame.assign(c=frame.c.cat.reorder_categories([*"fedcba"]))
+    for method in compiled.methods:
+        wanted = getattr(model, method)(frame)
+        for each in (compiled, loaded):
+            for rows in (frame, turned, codes, frame[:40]):
+                found = getattr(each, method)(rows)
+                np.testing.assert_allclose(found, wanted[: len(found)], rtol=1e-6, atol=1e-6)
+        one = getattr(model, method)(frame[3:4])
+        np.testing.assert_allclose(getattr(compiled, method)(frame[3:4]), one, rtol=1e-6, atol=1e-6)
+    matrix = xgboost.DMatrix(frame, enable_categorical=True)
+    wanted = model.get_booster().predict(matrix, pred_contribs=True)
+    found = sparsejit.compile(model.get_booster()).predict(frame, pred_contribs=True)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * max(1, np.abs(wanted).max()))
+
+
+def test_xgboost_refuses_categories_that_it_did_not_see() -> None:
+    model = xgboost.XGBRegressor(**EXTREME).fit(FRAME, Y)
+    compiled = sparsejit.compile(model)
+    other = FRAME[:3].assign(c=pandas.Categorical(["a", "z", "b"]))
+    with pytest.raises(xgboost.core.XGBoostError, match="not in the training set"):
+        model.predict(other)
+    for rows in (other, other[1:2]):
+        with pytest.raises(InvalidInput, match=r"has 'z', which the XGBRegressor did not see"):
+            compiled.predict(rows)
+    with pytest.raises(InvalidInput, match=r"the fit had them in \[0\]"):
+        compiled.predict(FRAME.assign(c=X[:, 0]))
+    accents = FRAME.assign(c=FRAME.c.cat.rename_categories([*"äöüabc"]))
+    with pytest.raises(InvalidInput, match="column 0 .* are not ASCII"):
+        sparsejit.compile(model.fit(accents, Y))
 
 
 def test_a_forest_without_trees_is_refused() -> None:

@@ -45,27 +45,30 @@ def add_search(
     `bounds` are the greatest x of each interval but the last, ascending; `goes_to` is the child of
     each interval, `missing_to` the child of missing x.
     """
-    children = np.asarray(goes_to)
-    last = np.append(np.flatnonzero(np.diff(children)), len(children) - 1)  # of equal children
-    children, thresholds = children[last], np.asarray(bounds, np.float64)[last[:-1]]
+    whole = np.asarray(goes_to)
+    last = np.append(np.flatnonzero(np.diff(whole)), len(whole) - 1)  # of equal children
+    children = whole[last].tolist()
+    thresholds = np.asarray(bounds, np.float64)[last[:-1]].tolist()
+    tests: list[float] = []
+    rows: list[tuple[int, int, int, bool]] = []
 
     def child(first: int, end: int) -> int:
         if first == end:
             return int(children[first])
-        threshold, row = node(first, end)
-        return nodes.add(np.array([threshold]), row)
-
-    def node(first: int, end: int) -> tuple[float, Array]:
         middle = (first + end) // 2
         below = child(first, middle), child(middle + 1, end)
-        return float(thresholds[middle]), np.array([feature, *below, missing <= middle])
+        tests.append(thresholds[middle])
+        rows.append((feature, *below, missing <= middle))
+        return nodes.count + len(rows) - 1
 
-    alike = np.flatnonzero(children == missing_to)
-    if len(alike) and len(thresholds):
-        missing = int(alike[0])
-        return node(0, len(thresholds))
-    missing = 0
-    return np.inf, np.array([feature, child(0, len(thresholds)), missing_to, 0])
+    is_among = missing_to in children and bool(thresholds)
+    missing = children.index(missing_to) if is_among else 0
+    root = child(0, len(thresholds))
+    if not is_among:
+        nodes.add(np.array(tests), np.array(rows))
+        return np.inf, np.array([feature, root, missing_to, 0])
+    nodes.add(np.array(tests[:-1]), np.array(rows[:-1]))
+    return tests[-1], np.array(rows[-1])
 
 
 def rounded_down(thresholds: Array) -> Array:

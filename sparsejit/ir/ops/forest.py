@@ -181,17 +181,10 @@ class Trees:
                 raise InvalidInput(
                     f"a forest has {name} {wrong[0]}; give numbers from {low} to {high - 1}"
                 )
-        object.__setattr__(self, "heights", self._heights())
-
-    def _heights(self) -> Array:
-        heights = np.zeros(len(self.nodes) + 1, np.int64)  # the last is the height of every leaf
-        children = np.maximum(self.nodes[:, 1:3], -1)
-        for _ in range(len(self.nodes) + 1):
-            higher = 1 + heights[children].max(axis=1, initial=0)
-            if np.array_equal(higher, heights[:-1]):
-                return heights[:-1]
-            heights[:-1] = higher
-        raise InvalidInput("a node of a forest is its own ancestor; give trees without cycles")
+        heights = longest_paths(children)
+        if not heights.all():
+            raise InvalidInput("a node of a forest is its own ancestor; give trees without cycles")
+        object.__setattr__(self, "heights", heights)
 
     @property
     def x_bytes(self) -> int:
@@ -213,3 +206,30 @@ class Trees:
     @property
     def outputs(self) -> int:
         return len(self.base)
+
+
+def longest_paths(children: Array) -> Array:
+    """The nodes on the longest path down from each node, itself among them, (nodes,).
+
+    `children` are (nodes, ways), negative for none. A node on a cycle, or above one, gets 0.
+    """
+    is_inner = children >= 0
+    above, below = np.nonzero(is_inner)[0], children[is_inner]
+    order = np.argsort(below, kind="stable")
+    above = above[order]
+    begins = np.searchsorted(below[order], np.arange(len(children) + 1))
+    waiting = is_inner.sum(axis=1)  # ways whose paths are not known
+    lengths, last = (np.zeros(len(children), np.int64) for _ in range(2))
+    found = np.flatnonzero(waiting == 0)
+    length = 0
+    while found.size:
+        length += 1
+        lengths[found] = length
+        counts = begins[found + 1] - begins[found]
+        firsts = np.repeat(begins[found] - (np.cumsum(counts) - counts), counts)
+        up = above[firsts + np.arange(len(firsts))]
+        np.subtract.at(waiting, up, 1)
+        found = up[waiting[up] == 0]
+        last[found] = np.arange(len(found))
+        found = found[last[found] == np.arange(len(found))]  # each once
+    return lengths
