@@ -54,8 +54,8 @@ _BY_LENGTH = (
     "give a model whose operators are the same for every length, and a multiple of its hops as step"
 )
 _NO_LAST = (
-    "a stream has no last frames: pad with zeros or copies of the first frames, and give a multiple "
-    "of the model's hops as step"
+    "a stream has no last frames: pad with zeros or copies of the first frames, and give a "
+    "multiple of the model's hops as step"
 )
 # Operators whose result holds one number where their operand does.
 _KEEP_FILL = (Expand, Permute, Reshape, Slice)

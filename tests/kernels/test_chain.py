@@ -264,6 +264,18 @@ def test_rows_of_models(rows: int, isa: str) -> None:
 
 
 @isas
+@pytest.mark.parametrize("length", [70_000, 300_001])
+def test_sums_over_long_rows_round_little(length: int, isa: str) -> None:
+    """Numbers above zero, which one after the other would round by 2e-6 of the sum."""
+    x = Operand(np.random.default_rng(0).random((2, length), np.float32))
+    squares = step("mul", 0, 0), step("row_sum", 1)
+    for steps in ((step("row_sum", 0),), squares):
+        chain = Chain((2, length), 1, steps, (len(steps),))
+        (found,), (wanted,) = run(chain, [x], isa), expected(chain, [x])
+        np.testing.assert_allclose(found, wanted, rtol=2.5e-7)
+
+
+@isas
 @pytest.mark.parametrize("length", [3, 32, 300])
 def test_softmax_of_infinities(length: int, isa: str) -> None:
     x = floats(3, (4, length))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import isqrt
 
 from sparsejit.asm_templates.pointwise.row_chain.block import BlockEmitter
 from sparsejit.asm_templates.pointwise.row_chain.layout import lay_out
@@ -39,7 +40,7 @@ from sparsejit.asm_templates.pointwise.row_chain.typed import (
 )
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.loops import counted_down, counted_up
-from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.errors import CompileError
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
 from sparsejit.ir.values import Element
@@ -113,6 +114,9 @@ _FREE = (rdi, rsi, rdx, rcx, r8, r9, r10, r11)
 _SAVED = (rbx, r12, r13, r14, r15)
 _INDEX = rax
 _WORD = 8
+# A sum over a row of at least 256 turns is one of sums over parts of it: the longest run of
+# additions is as long as two square roots of the turns.
+_MOST_TURNS = 256
 
 
 @dataclass(frozen=True)
@@ -238,8 +242,9 @@ class _ChainEmitter:
         for register, array in zip(general, self.moving, strict=False):
             self.pointers[array] = register
         self.counters = _WORD * (1 + len(self.saved))
-        header = self.counters + _WORD * len(plan.space.loops)
-        self.stack = round_up(header, 64)
+        self.turns = self.counters + _WORD * len(plan.space.loops)  # until sums are put away
+        self.stack = round_up(self.turns + 2 * _WORD, 64)
+        self.sums = self.stack + plan.slot_count * asm.target.vector_bytes
 
     def run(self, locations: Sequence[Location], scratch: Location) -> None:
         self._enter()
@@ -254,7 +259,10 @@ class _ChainEmitter:
     def _enter(self) -> None:
         """Set up a frame: old stack pointer, saved registers, counters, then slots of vectors."""
         asm = self.asm
-        frame = self.stack + self.plan.slot_count * asm.target.vector_bytes
+        steps = [self.plan.body, *([] if self.plan.rest is None else [self.plan.rest])]
+        passes = [each for rows in steps for each in rows.segments if isinstance(each, PassPlan)]
+        sums = max((len(self._long_sums(each)) for each in passes), default=0)
+        frame = self.sums + sums * asm.target.vector_bytes
         asm.emit("mov", rax, rsp)
         reserve(asm, frame)
         asm.emit("and", rsp, -64)
@@ -320,7 +328,7 @@ class _ChainEmitter:
         for value, registers in plan.pinned.items():
             self._pin(value, registers)
         if plan.loop is not None:
-            self._walk(plan.loop, plan.trips)
+            self._walk(plan, plan.loop)
         if plan.rest is not None:
             self._block(plan.rest, None)
         for reduction, slot in plan.finished:
@@ -332,30 +340,71 @@ class _ChainEmitter:
             slot = self.plan.slots[value] + number * asm.target.vector_bytes
             asm.emit("vmovups", vector(asm, register), Memory(rsp, self.stack + slot))
 
-    def _walk(self, block: Block, trips: int) -> None:
+    def _walk(self, plan: PassPlan, block: Block) -> None:
         """Append the loop over a row.
 
         Arrays that are dense along it are addressed by `_INDEX`, which counts lanes; the pointers
         of the others advance.
         """
-        asm, axis = self.asm, self.plan.space.row
+        asm, axis, trips = self.asm, self.plan.space.row, plan.trips
         elements = block.vectors * asm.target.lanes
         strided = [
             0 if self.plan.is_dense(array, self.arrays) else step * block.vectors * self.plan.lanes
             for array, step in enumerate(axis.strides)
         ]
+        sums = self._long_sums(plan)
 
         def turn() -> None:
             self._block(block, _INDEX)
             self._advance(strided)
+            if sums:
+                self._put_away(sums, isqrt(trips))
 
         asm.emit("xor", dword(_INDEX), dword(_INDEX))
+        if sums:
+            self._put_away(sums, isqrt(trips), is_first=True)
         if trips == 1:
             turn()
         else:
             with counted_up(asm, _INDEX, elements, trips * elements):
                 turn()
+        for place, number in sums.items():
+            asm.emit("vaddps", vector(asm, number), vector(asm, number), Memory(rsp, place))
         self._advance([-trips * distance for distance in strided])
+
+    def _long_sums(self, plan: PassPlan) -> dict[int, int]:
+        """The accumulators of sums over a long row, by the place on the stack of their own sum."""
+        kinds = {r: self.plan.values[r].kind for r in plan.accumulators}
+        numbers = [
+            number
+            for reduction, registers in plan.accumulators.items()
+            if kinds[reduction] in ("row_sum", "row_dot") and plan.trips >= _MOST_TURNS
+            for number in registers
+        ]
+        size = self.asm.target.vector_bytes
+        return {self.sums + place * size: number for place, number in enumerate(numbers)}
+
+    def _put_away(self, sums: dict[int, int], turns: int, is_first: bool = False) -> None:
+        """After each `turns` turns, add the accumulators to their places and begin again at 0."""
+        asm, left = self.asm, self.asm.label("turns left")
+        counter, index = Memory(rsp, self.turns), Memory(rsp, self.turns + _WORD)
+        asm.emit("mov", index, _INDEX)
+        if not is_first:
+            asm.emit("mov", rax, counter)
+            asm.emit("sub", rax, 1)
+            asm.emit("mov", counter, rax)
+            asm.emit("mov", _INDEX, index)
+            asm.jump("jnz", left)
+        for place, number in sums.items():
+            register = vector(asm, number)
+            if not is_first:
+                asm.emit("vaddps", register, register, Memory(rsp, place))
+            asm.emit("vmovups", Memory(rsp, place), register)
+            zero(asm, register)
+        asm.emit("mov", dword(rax), turns)
+        asm.emit("mov", counter, rax)
+        asm.emit("mov", _INDEX, index)
+        asm.bind(left)
 
     def _finish(self, reduction: int, numbers: Sequence[int], slot: int) -> None:
         """Combine a reduction's accumulators and put the result on the stack."""
