@@ -1,8 +1,8 @@
 """Windows over one channel each, by rows: depthwise convolutions, and pooling to maxima or means.
 
     WindowLoop       the geometry of windows
-    count_windows    the work of one call
-    tile_shape       the rows and vectors of a tile
+    count_windows    the work of one call; `count_lanes`: with channels in the lanes
+    tile_shape       the rows and vectors of a tile; `lane_tile`: with channels in the lanes
     RowWindows       the loops and loads that both kernels share
     emit_depthwise   taps multiplied and added
     emit_pooling     the largest or the mean of every window
@@ -25,6 +25,9 @@ A depthwise convolution:
 
 The weights of small kernels stay in registers; large kernels load each weight with its product.
 
+Where images have one axis, and the channels of a position lie side by side, lanes are channels: a
+tile is as many positions as fit the registers, and weights are vectors.
+
 The largest of every window:
 
     vmaxps zmm1, zmm31, zmm0     x if either is NaN
@@ -34,7 +37,7 @@ The largest of every window:
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +51,7 @@ from sparsejit.asm_templates.convolution.geometry import (
     column_runs,
     row_runs,
 )
-from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR, apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.interleave import load_parities, part_by_parity
 from sparsejit.asm_templates.shared.loops import repeat
@@ -86,6 +89,7 @@ from sparsejit.x86.routines import pop, push
 
 MOST_TAPS = 64  # of a kernel: a tile's code has all of them
 _SUMS = {"avx512": 14, "avx2": 8}  # two FMA a cycle, four cycles each, keep eight under way
+_SUMS_UNDER_WAY = 8
 _TALLEST = {"avx512": 7, "avx2": 4}
 _MOST_VECTORS = {"avx512": {1: 8, 2: 2}, "avx2": {1: 2, 2: 2}}  # by stride
 
@@ -185,13 +189,15 @@ class RowWindows(ABC):
     Subclasses may use rdx, and the `kept` registers from `kept_register(0)` on.
     """
 
-    def __init__(self, asm: Assembler, loop: WindowLoop, kept: int) -> None:
+    def __init__(
+        self, asm: Assembler, loop: WindowLoop, kept: int, shape: tuple[int, int] | None = None
+    ) -> None:
         self.asm, self.loop = asm, loop
         self.wide = asm.target.isa == "avx512"
         self.lanes = asm.target.lanes
         self.stride = loop.columns.stride
         self.columns = tap_columns(loop.columns)
-        height, width = tile_shape(loop, asm.target)
+        height, width = shape or tile_shape(loop, asm.target)
         self.row_runs = row_runs(loop.rows, height)
         self.column_runs = column_runs(loop.columns, self.lanes, width)
         self.width, sums = width, height * width
@@ -430,18 +436,20 @@ class Depthwise:
     """A depthwise convolution: each channel of x has `multiplier` kernels, each for a channel of y.
 
     y[n, c * multiplier + m] = activation(bias + kernel[c * multiplier + m] over x[n, c]). `taps`
-    (channels * multiplier, kernel rows, kernel columns) and `bias` are float32.
+    (channels * multiplier, kernel rows, kernel columns) and `bias` are float32. `in_lanes`: the
+    channels lie side by side, and images have columns alone, whose pitches stand in place of rows'.
     """
 
     loop: WindowLoop
     taps: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32] | None
     activation: Activation
+    in_lanes: bool = False
 
 
 def emit_depthwise(asm: Assembler, spec: Depthwise) -> None:
     """Append a depthwise convolution: x at rdi, y at rsi; keeps callee-saved registers."""
-    _DepthwiseCode(asm, spec).emit()
+    (_LaneCode if spec.in_lanes else _DepthwiseCode)(asm, spec).emit()
 
 
 class _DepthwiseCode(RowWindows):
@@ -497,6 +505,106 @@ class _DepthwiseCode(RowWindows):
 
     def finish(self, sums: list[Register], free: list[Register]) -> None:
         apply_activation(self.asm, self.spec.activation, sums, free)
+
+
+def can_lie_in_lanes(rows: Axis, columns: Axis, multiplier: int) -> bool:
+    """Whether there is a kernel with channels in the lanes: images have columns alone."""
+    is_alone = rows == Axis(1, 1, 1, 1, 0, 1)
+    return is_alone and multiplier == 1 and columns.kernel <= MOST_TAPS
+
+
+def lane_tile(taps: int, positions: int, target: Target) -> tuple[int, bool]:
+    """Return the positions of a tile with channels in the lanes, and whether weights stay.
+
+    Weights stay in registers if a tile has enough sums beside them to hide the time of an FMA.
+    """
+    others = {"avx512": max(1 + taps, SCRATCH_PER_VECTOR), "avx2": SCRATCH_PER_VECTOR + taps}
+    fitting = target.vector_registers - others[target.isa]
+    keeps = fitting >= min(positions, _SUMS_UNDER_WAY)
+    return min(positions, fitting if keeps else _SUMS[target.isa]), keeps
+
+
+def _lane_loop(loop: WindowLoop) -> WindowLoop:
+    """Return a loop over one channel: columns of `loop` are its rows, channels its columns."""
+    side_by_side = Axis(loop.channels, loop.channels, 1, 1, 0, 1)
+    (x_sample, _, x_row), (y_sample, _, y_row) = loop.x_pitches, loop.y_pitches
+    return replace(
+        loop,
+        channels=1,
+        rows=loop.columns,
+        columns=side_by_side,
+        x_pitches=(x_sample, 0, x_row),
+        y_pitches=(y_sample, 0, y_row),
+    )
+
+
+def count_lanes(loop: WindowLoop, target: Target) -> DirectCounts:
+    """Return the work of one call with channels in the lanes."""
+    axis = loop.columns
+    height, keeps = lane_tile(axis.kernel, axis.positions, target)
+    vectors = loop.samples * ceil_div(loop.channels, target.lanes)
+    products = loads = 0
+    for run in row_runs(axis, height):
+        tile = run.tile
+        elements = {row * axis.stride + tap * axis.dilation for row, tap in tile.taps}
+        products += run.count * len(tile.taps)
+        loads += run.count * (len(elements) + (axis.kernel if keeps else len(tile.taps)))
+    moved = 4 * loop.samples * loop.channels * (axis.size + axis.positions)
+    return DirectCounts(vectors * products, vectors * loads, vectors * axis.positions, moved)
+
+
+class _LaneCode(RowWindows):
+    """Appends a depthwise convolution; rdx points at the weights of a vector of channels."""
+
+    def __init__(self, asm: Assembler, spec: Depthwise) -> None:
+        self.spec, loop = spec, spec.loop
+        self.taps = loop.columns.kernel
+        height, self.keeps = lane_tile(self.taps, loop.columns.positions, asm.target)
+        super().__init__(asm, _lane_loop(loop), self.taps if self.keeps else 0, (height, 1))
+        weights = spec.taps.reshape(loop.channels, self.taps).T
+        rows = weights if spec.bias is None else np.concatenate([weights, spec.bias[None]])
+        missing = max(0, self.lanes - loop.channels)
+        padded = np.ascontiguousarray(np.pad(rows, ((0, 0), (0, missing))), np.float32)
+        self.weights, self.weight_row = asm.literal(padded), padded[0].nbytes
+
+    def begin_sample(self) -> None:
+        """Append nothing: weights are found from the place of a tile."""
+
+    def begin_channel(self) -> None:
+        """Append nothing: all channels are columns."""
+
+    def end_channel(self) -> None:
+        """Append nothing: all channels are columns."""
+
+    def fill(self, register: Register) -> None:
+        zero(self.asm, register)
+
+    def start(self, sums: list[Register]) -> None:
+        asm = self.asm
+        asm.emit("lea", rdx, Literal(self.weights))
+        asm.emit("add", rdx, _X)
+        asm.emit("sub", rdx, _X_ROW)
+        if self.keeps:
+            for tap in range(self.taps):
+                asm.emit("vmovups", self.kept_register(tap), self._place(tap))
+        for total in sums:
+            if self.spec.bias is None:
+                zero(asm, total)
+            else:
+                asm.emit("vmovups", total, self._place(self.taps))
+
+    def combine(self, tap: int, x: list[Register | None], sums: list[Register]) -> None:
+        weight = self.kept_register(tap) if self.keeps else self._place(tap)
+        for total, element in zip(sums, x, strict=True):
+            if element is not None:
+                self.asm.emit("vfmadd231ps", total, element, weight)
+
+    def _place(self, tap: int) -> Memory:
+        return Memory(rdx, self.weight_row * tap)
+
+    def finish(self, sums: list[Register], free: list[Register]) -> None:
+        kept = [self.kept_register(tap) for tap in range(self.taps if self.keeps else 0)]
+        apply_activation(self.asm, self.spec.activation, sums, free + kept)
 
 
 @dataclass(frozen=True)

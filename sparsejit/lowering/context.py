@@ -180,7 +180,7 @@ class Lowering:
 
     def is_in(self, value: Value, place: View) -> bool:
         """Whether a value was written to this view."""
-        return self._own_view(value) == place
+        return self._own_view(value).is_same(place)
 
     def trial(self, values: Sequence[Value]) -> "Lowering":
         """A lowering without steps, to try nodes that read these values; `adopt` takes it over."""

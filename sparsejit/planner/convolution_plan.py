@@ -5,6 +5,7 @@
     pools_by_windows   pooling: whether one kernel serves all taps
     gains_by_bands     whether convolutions are computed by bands of rows; also `band_count`
     gathers_columns    whether a product of gathered columns is cheaper than windows
+    plan_channels      depthwise: channels or positions in the lanes
     joins_samples      one product for the columns of all samples, or one for each sample
     takes_int8         int8 or float32, for a quantised convolution of float32 images
     takes_bytes        bytes to bytes, or floats with rounding between convolutions
@@ -22,7 +23,12 @@ from typing import NamedTuple
 from sparsejit.asm_templates.convolution.dense_windows import MOST_TAPS, tile_shape
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage, window_panels
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts, expect_windows
-from sparsejit.asm_templates.convolution.window_rows import DirectCounts
+from sparsejit.asm_templates.convolution.window_rows import (
+    DirectCounts,
+    WindowLoop,
+    count_lanes,
+    count_windows,
+)
 from sparsejit.asm_templates.convolution.winograd import (
     U_A_WEIGHT,
     has_winograd,
@@ -290,6 +296,8 @@ class QuantisedWork:
     image: the padded image that float32 may read by windows, or None.
     bytes_ns: nanoseconds from bytes to bytes; infinite if there is no code.
     rounding_bytes: bytes that are moved to round the result to steps.
+    channels: the work of a sample by channel in float32; None without such code.
+    rounds: whether float32 rounds x to its steps first.
     """
 
     int8: FilterProduct
@@ -299,6 +307,8 @@ class QuantisedWork:
     planner: LayerPlanner
     bytes_ns: float = inf
     rounding_bytes: int = 0
+    channels: DirectCounts | None = None
+    rounds: bool = True
 
 
 def _int8_ns(work: QuantisedWork) -> float:
@@ -306,10 +316,10 @@ def _int8_ns(work: QuantisedWork) -> float:
 
 
 def _float_ns(work: QuantisedWork) -> float:
-    """Nanoseconds of a sample in the cheapest float32 form, and of rounding x to its steps."""
+    """Nanoseconds of a sample in the cheapest float32 form, and of rounding x if it is rounded."""
     samples, elements = work.x_shape[0], prod(work.x_shape)
     rounding = price_copy(2 * 4 * elements, work.planner.target).ns / samples
-    return cheapest(_FLOAT_FORMS, work).price + rounding
+    return cheapest(_FLOAT_FORMS, work).price + rounding * work.rounds
 
 
 def _float_columns_ns(work: QuantisedWork) -> float:
@@ -324,9 +334,15 @@ def _float_windows_ns(work: QuantisedWork) -> float:
     return windows + price_copy(4 * (elements + one.floats), planner.target).ns
 
 
+def _float_channels_ns(work: QuantisedWork) -> float:
+    assert work.channels is not None
+    return channel_windows_cost(work.channels, work.planner.target).ns
+
+
 _FLOAT_FORMS: tuple[TableRow[QuantisedWork, float], ...] = (
     TableRow(COLUMNS, _float_columns_ns),
     TableRow("windows", _float_windows_ns, lambda work: work.image is not None),
+    TableRow("by channel", _float_channels_ns, lambda work: work.channels is not None),
 )
 
 FLOATS, INT8, BYTES = "float32", "int8", "bytes to bytes"
@@ -376,3 +392,41 @@ def padding_cost(image: PaddedImage, target: Target) -> Cost:
 def channel_windows_cost(counts: DirectCounts, target: Target) -> Cost:
     """Cost of depthwise convolution or pooling that reads the image in place, by channel."""
     return price_direct(counts, target)
+
+
+class ChannelWork(NamedTuple):
+    """A depthwise convolution, and the bytes of x and y to copy with either order of lanes.
+
+    by_lane: whether there is a kernel with channels in the lanes.
+    """
+
+    loop: WindowLoop
+    by_lane: bool
+    of_positions: int
+    of_channels: int
+    target: Target
+
+
+def _positions_ns(work: ChannelWork) -> float:
+    return _with_copy(count_windows(work.loop, work.target), work.of_positions, work.target)
+
+
+def _channels_ns(work: ChannelWork) -> float:
+    return _with_copy(count_lanes(work.loop, work.target), work.of_channels, work.target)
+
+
+def _with_copy(counts: DirectCounts, copied_bytes: int, target: Target) -> float:
+    copying = price_copy(2 * copied_bytes, target).ns if copied_bytes else 0.0
+    return channel_windows_cost(counts, target).ns + copying
+
+
+POSITIONS, CHANNELS = "positions", "channels"
+LANES: tuple[TableRow[ChannelWork, float], ...] = (
+    TableRow(POSITIONS, _positions_ns),
+    TableRow(CHANNELS, _channels_ns, lambda work: work.by_lane),
+)
+
+
+def plan_channels(work: ChannelWork) -> str:
+    """Return what lies in the lanes of a depthwise convolution: "positions" or "channels"."""
+    return choose("lanes", LANES, work).name

@@ -14,6 +14,8 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.views import Permute, Slice
 from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
+from sparsejit.planner.cheapest_row import preferring
+from sparsejit.planner.convolution_plan import CHANNELS, POSITIONS
 
 
 def depthwise(
@@ -103,6 +105,53 @@ def test_not_a_number_stays_where_it_is(isa: str) -> None:
     wanted = np.zeros((1, 2, 9, 40), bool)
     wanted[0, 0, 3:6, 16:19] = True
     assert np.array_equal(np.isnan(found), wanted)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> Graph:
+    """x (batch, positions, channels) turned, and a filter for each channel of any number."""
+    channels, kernel = draw(st.integers(2, 70)), draw(st.integers(1, 26))
+    stride, dilation, padding = (draw(st.integers(low, 3)) for low in (1, 1, 0))
+    least = max(1, (kernel - 1) * dilation + 1 - 2 * padding)
+    positions = draw(st.integers(least, least + 40))
+    s = Sketch()
+    x = s(Permute((0, 2, 1)), s.input(draw(st.integers(1, 3)), positions, channels))
+    activation = draw(st.sampled_from(Activation))
+    op = Convolution((stride,), (padding,), (dilation,), channels, activation=activation)
+    bias = [s.weight(channels)] if draw(st.booleans()) else []
+    y = s(op, x, s.weight(channels, 1, kernel), *bias)
+    return s.finish(s("relu", s(Permute((0, 2, 1)), y)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@given(graph=lines())
+@settings(max_examples=40)
+def test_channels_side_by_side_are_lanes(isa: str, graph: Graph) -> None:
+    with preferring(CHANNELS):
+        check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("channels", "taps"), [(37, 3), (128, 20), (16, 40), (5, 9)])
+def test_lanes_of_channels_have_the_bits_of_lanes_of_positions(
+    isa: str, channels: int, taps: int
+) -> None:
+    """And read nothing of a channel that is not a number for another one."""
+    target = Target.named(isa)
+    s = Sketch()
+    x = s(Permute((0, 2, 1)), s.input(2, taps + 9, channels))
+    op = Convolution((1,), (0,), (1,), channels)
+    y = s(op, x, s.weight(channels, 1, taps), s.weight(channels))
+    graph = s.finish(s("relu", s(Permute((0, 2, 1)), y)))
+    given_x = random_input(graph)
+    given_x[0, 3, 2] = np.nan
+    found = []
+    for name in (CHANNELS, POSITIONS):
+        with preferring(name):
+            found += run_graph(graph, [given_x], target)
+            assert ("copy" in kernels_of(graph, isa)) == (name == POSITIONS)
+    np.testing.assert_array_equal(*found)
+    assert (np.isnan(found[0]).any(axis=(0, 1)) == (np.arange(channels) == 2)).all()
 
 
 def test_windows_without_such_code_gather_columns() -> None:

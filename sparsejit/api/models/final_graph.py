@@ -12,6 +12,7 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.convolution.channel_order import with_channel_order
 from sparsejit.lowering.convolution.int8_choice import (
     with_byte_layers,
     with_cheapest_convolutions,
@@ -26,6 +27,7 @@ from sparsejit.passes.calibrated_layers import (
 from sparsejit.passes.default import folded, run_passes
 from sparsejit.passes.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.passes.quantised_layers import quantised_layers
+from sparsejit.passes.residual_taps import fold_residual_taps
 from sparsejit.planner.cheapest_row import recording
 
 NamedDtypes = str | Mapping[str, str]
@@ -42,6 +44,8 @@ def final_graph(
     """
     with recording() as record:
         final = with_rounded_inputs(_with_dtypes(graph, options, dtypes, is_part))
+        ordered = with_channel_order(fold_residual_taps(final), options)
+        final = final if ordered is final else run_passes(ordered)
     return replace(
         final,
         notes=graph.notes,
@@ -57,7 +61,10 @@ def _with_dtypes(graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: b
     if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
         layers = with_byte_layers(layers, options)
     passed = run_passes(with_cheapest_convolutions(layers, options))
-    return with_dtypes(passed, dtypes, is_part)
+    stored = with_dtypes(passed, dtypes, is_part)
+    if dtypes != DType.INT8.value:
+        return stored
+    return with_cheapest_convolutions(stored, options, without_scale=True)
 
 
 def kept_scales(graph: Graph, options: ModelOptions, scales: Scales) -> Scales:

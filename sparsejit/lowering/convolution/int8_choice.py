@@ -18,7 +18,7 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Origin, Value
 from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.convolution.depthwise import is_depthwise
+from sparsejit.lowering.convolution.depthwise import is_depthwise, sample_counts
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.int8_convolutions import byte_product_ns, takes_byte_columns
 from sparsejit.lowering.convolution.windows import window_image
@@ -37,18 +37,22 @@ from sparsejit.planner.convolution_plan import (
 from sparsejit.planner.int8_plan import fills_vectors, has_quads
 
 
-def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
+def with_cheapest_convolutions(
+    graph: Graph, options: ModelOptions, without_scale: bool = False
+) -> Graph:
     """The graph with the convolutions in int8 that are faster in int8, and all others in float32.
 
-    Convolutions whose x has no fixed scale do not change: the user asked for int8.
+    Convolutions whose x has no fixed scale change only `without_scale`: else the user named them.
     """
     low = Lowering(graph, options)
 
     def rule(site: Site) -> Sequence[Value] | None:
         op = site.op
-        if not isinstance(op, Convolution) or op.dtype is not DType.INT8 or op.x_steps is None:
+        if not isinstance(op, Convolution) or op.dtype is not DType.INT8:
             return None
         if op.rounding is not None:
+            return None
+        if op.x_steps is None and (op.transposed or not without_scale):
             return None
         about(site.output.origin.layer)
         known = all(map(site.is_constant, site.inputs[1:]))
@@ -97,10 +101,9 @@ def with_rounded_inputs(graph: Graph) -> Graph:
 def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
     """The layer, in float32 if it was int8, of x rounded to its quantised values."""
     x, *others = site.inputs
-    assert op.x_steps is not None
     dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
     plain = replace(op, dtype=dtype, x_steps=None)
-    if _is_in_steps(site, x, op.x_steps):
+    if op.x_steps is None or _is_in_steps(site, x, op.x_steps):
         return (site.one(plain, x, *others),)
     chain, numbers = rounded_to_steps(x.shape, op.x_steps.scale, op.x_steps.zero_point)
     operands = [site.constant(number, Origin("step")) for number in numbers]
@@ -123,7 +126,7 @@ def _takes_int8(low: Lowering, node: Node) -> bool:
     """Whether a convolution has code in int8 and is faster so."""
     op = node.op
     assert isinstance(op, Convolution)
-    return not (op.transposed or is_depthwise(_plain(node))) and takes_int8(_work(low, node))
+    return not op.transposed and takes_int8(_work(low, node))
 
 
 def _takes_bytes(low: Lowering, node: Node) -> bool:
@@ -151,9 +154,18 @@ def _plain(node: Node) -> Node:
 
 def _work(low: Lowering, node: Node) -> QuantisedWork:
     """A convolution in int8 and in float32, as the planner compares them."""
-    plain = _plain(node)
+    plain, op = _plain(node), node.op
+    assert isinstance(op, Convolution)
     int8, floats, image = _product(low, node), _product(low, plain), window_image(low, plain)
-    return QuantisedWork(int8, floats, image, node.inputs[0].shape, low.options.planner)
+    return QuantisedWork(
+        int8,
+        floats,
+        image,
+        node.inputs[0].shape,
+        low.options.planner,
+        channels=sample_counts(plain, low.target) if is_depthwise(plain) else None,
+        rounds=op.x_steps is not None,
+    )
 
 
 def _product(low: Lowering, node: Node) -> FilterProduct:

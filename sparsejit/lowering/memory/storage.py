@@ -102,6 +102,12 @@ class View:
         """Whether the tensor is all of its buffer, in order."""
         return self.is_contiguous and self.type.bytes == self.buffer.bytes
 
+    def is_same(self, other: View) -> bool:
+        """Whether each element is the other's: axes of one element may have any stride."""
+        axes = zip(self.shape, self.strides, other.strides, strict=True)
+        begins = self.buffer is other.buffer and self.offset == other.offset
+        return begins and self.type == other.type and all(n == 1 or a == b for n, a, b in axes)
+
     def lies_alike(self, other: View) -> bool:
         """Whether each element has the same offset in the other, in buffers of one size."""
         same = self.type == other.type and self.strides == other.strides
