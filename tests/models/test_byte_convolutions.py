@@ -14,6 +14,8 @@ from sparsejit.asm_templates.convolution import int8_convolution
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.int8_convolution import (
     LARGEST_PAIR,
+    QUAD,
+    UNROLLED,
     QuadForm,
     expected_quads,
     in_pairs,
@@ -315,10 +317,23 @@ def test_sums_beyond_24_bits_and_results_beyond_32(target: Target) -> None:
 
 BLOCK = Case(33, 40, (15, 17), (3, 3), padding=(1, 1), density=0.3, adds=True)
 STRIDED = replace(BLOCK, stride=(2, 2), adds=False, density=1.0, activation=Activation.RELU)
+BEYOND = Case(900, 5, (1, 70))  # inputs exceed L1
+
+
+def test_inputs_beyond_l1_are_prefetched() -> None:
+    def prefetches(case: Case) -> int:
+        lowered = lower_model(case.graph(), ModelOptions(NARROW))
+        listing = build_model(lowered, "test", listed=True).image.listing()
+        return sum("prefetcht0" in each for each in listing)
+
+    inside = prefetches(replace(BEYOND, channels=100))
+    assert prefetches(BEYOND) == inside + QUAD * UNROLLED * 2  # whole vectors, and a first half
 
 
 @in_every_form
-@pytest.mark.parametrize("case", [BLOCK, STRIDED], ids=["as it lies", "phases"])
+@pytest.mark.parametrize(
+    "case", [BLOCK, STRIDED, BEYOND], ids=["as it lies", "phases", "beyond L1"]
+)
 def test_at_guard_pages(case: Case, form: QuadForm) -> None:
     """x, y, and the workspace, which ends where its last buffer does."""
     graph = case.graph()

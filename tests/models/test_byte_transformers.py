@@ -11,6 +11,7 @@ pytest.importorskip("onnx")
 from onnx.reference import ReferenceEvaluator
 from sketch import kinds
 from test_byte_convolutions import NARROW, TARGET, at_both_levels
+from test_byte_depthwise import WITH_VBMI, needs_vbmi
 from test_byte_layers import Qdq
 from test_onnx import graph_model
 
@@ -138,6 +139,17 @@ def test_it_computes_what_the_file_says(samples: int, length: int, target: Targe
     off = np.abs(fast(x) - wanted)
     assert np.median(off) < 1e-4
     assert off.max() < 0.2
+
+
+@needs_vbmi
+@pytest.mark.parametrize(("samples", "length"), [(1, 64), (3, 33)])
+def test_every_bit_is_as_with_avx512(samples: int, length: int) -> None:
+    model = Transformer().transformer(samples, length)
+    x = np.random.default_rng(5).standard_normal((samples, length, FEATURES)).astype(np.float32)
+    found, wanted = (
+        sparsejit.compile(model, target=target)(x) for target in (NARROW, WITH_VBMI)
+    )
+    assert found.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.plans
