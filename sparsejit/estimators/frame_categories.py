@@ -113,7 +113,7 @@ def _labels(entry: Mapping[str, Any], column: int) -> Sequence[Any]:
     if not all(0 <= each < 128 for each in values):
         raise InvalidInput(
             f"column {column} of the XGBoost model has categories that are not ASCII, which "
-            "XGBoost cuts in wrong places; rename them, with Series.cat.rename_categories, and fit"
+            "XGBoost cuts in wrong places; fit it to others, as cat.rename_categories makes them"
         )
     whole = bytes(values).decode()
     return [whole[first:end] for first, end in pairwise(entry["offsets"])]

@@ -172,7 +172,7 @@ def test_xgboost_refuses_categories_that_it_did_not_see() -> None:
     with pytest.raises(InvalidInput, match=r"the fit had them in \[0\]"):
         compiled.predict(FRAME.assign(c=X[:, 0]))
     accents = FRAME.assign(c=FRAME.c.cat.rename_categories([*"äöüabc"]))
-    with pytest.raises(InvalidInput, match=r"column 0 .* are not ASCII"):
+    with pytest.raises(InvalidInput, match="are not ASCII"):
         sparsejit.compile(model.fit(accents, Y))
 
 

@@ -145,6 +145,16 @@ def test_a_score_that_is_the_offset_is_in(samples: int) -> None:
     )
 
 
+def test_scores_of_many_deep_trees_are_rounded_once() -> None:
+    x = RNG.standard_normal((2000, 4))
+    estimator = IsolationForest(n_estimators=300, max_samples=2000, random_state=0).fit(x)
+    compiled = sparsejit.compile(estimator, x)
+    for method in ("score_samples", "decision_function"):
+        wanted = getattr(estimator, method)(x)
+        found = getattr(compiled, method)(x)
+        assert np.abs(found - wanted).max() <= 6e-8 * np.abs(wanted).max()
+
+
 def test_an_ensemble_is_loaded_without_the_libraries(tmp_path: Path) -> None:
     estimator, x, y = CASES["stack"]
     compiled = sparsejit.compile(estimator.fit(x, y), x[:16])
