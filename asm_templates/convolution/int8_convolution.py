@@ -97,6 +97,7 @@ from sparsejit.x86.routines import call_routine, pop, push, slots
 
 QUAD = 4  # inputs
 UNROLLED = 8
+ROWS_IN_LANES = 32
 GROUP = np.dtype([("turns", "<i4"), ("entry", "<i4"), ("rows", "<i4"), ("before", "<i4")])
 ROW = np.dtype([("offset", "<i4"), ("scale", "<f4"), ("bias", "<f4"), ("late", "<f4")])
 
@@ -123,6 +124,16 @@ class QuadForm:
     def offsets(self) -> int:
         """Offsets in a quad."""
         return 1 if self.fours else QUAD
+
+    @property
+    def is_tile(self) -> bool:
+        """Whether rows share quads in a tile of sums, which fills the registers (`int8_tiles`)."""
+        return self.together > 2
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether rows, not positions, lie in the lanes of a tile."""
+        return self.together == ROWS_IN_LANES
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -156,27 +167,27 @@ def expected_quads(matrix: SparseMatrix, taps: int, form: QuadForm) -> int:
     units = ceil_div(matrix.out_features, together)
     if form.fours:
         return count_distinct(weights.rows // together * cells + cell, units * cells)
-    return min(_quads_of(_shared(weights)), _quads_at_random(matrix))
+    return min(_quads_of(_shared(weights, together)), _quads_at_random(matrix, together))
 
 
 def _quads_of(counts: npt.NDArray[np.integer]) -> int:
     return int(ceil_div(counts, QUAD).sum())
 
 
-def _shared(weights: CompressedRows) -> _Integers:
-    """Return for each pair of neighbouring rows the number of inputs that any of the two uses."""
+def _shared(weights: CompressedRows, together: int) -> _Integers:
+    """Return for each unit of neighbouring rows the number of inputs that any of them uses."""
     rows, inputs = weights.shape
-    units = ceil_div(rows, 2)
-    used, _ = distinct(weights.rows // 2 * inputs + weights.columns, units * inputs)
+    units = ceil_div(rows, together)
+    used, _ = distinct(weights.rows // together * inputs + weights.columns, units * inputs)
     return np.bincount(used // inputs, minlength=units)
 
 
-def _quads_at_random(matrix: SparseMatrix) -> int:
-    """Estimate the quads if rows with similar numbers of nonzeros form pairs, for random zeros."""
-    counts = np.sort(matrix.row_counts)[::-1].astype(np.float64)
-    first, second = counts[::2], np.append(counts, counts[-1:])[1::2]
-    both = first + second[: len(first)] * (1 - first / matrix.in_features)
-    return int(np.ceil(both / QUAD).sum())
+def _quads_at_random(matrix: SparseMatrix, together: int) -> int:
+    """Estimate the quads if rows with similar numbers of nonzeros form units, for random zeros."""
+    kept = np.sort(matrix.row_counts)[::-1] / matrix.in_features
+    units = np.append(kept, np.zeros(-len(kept) % together)).reshape(-1, together)
+    used = matrix.in_features * (1 - np.prod(1 - units, axis=1))
+    return int(np.ceil(used / QUAD).sum())
 
 
 def _cells(weights: CompressedRows, taps: int, form: QuadForm) -> tuple[int, _Integers, _Integers]:
@@ -192,16 +203,16 @@ def _cells(weights: CompressedRows, taps: int, form: QuadForm) -> tuple[int, _In
 
 
 def _members(weights: CompressedRows, form: QuadForm) -> _Integers:
-    """Return the rows that share quads, (units, together): a unit is one row, or a pair of rows.
+    """Return the rows that share quads, (units, together).
 
-    Pairs are neighbours, or rows with similar numbers of nonzeros, whichever takes fewer quads. An
-    unpaired last row appears twice.
+    Units are neighbours, or rows with similar numbers of nonzeros, whichever takes fewer quads. The
+    last row appears again until its unit is complete.
     """
     rows, together = weights.shape[0], form.together
     orders = [np.arange(rows)]
     if together > 1 and not form.fours:
         orders.append(np.argsort(-np.diff(weights.starts), kind="stable"))
-    filled = [np.append(each, each[rows - -rows % together :]) for each in orders]
+    filled = [np.append(each, np.repeat(each[-1], -rows % together)) for each in orders]
     units = [each.reshape(-1, together) for each in filled]
     return min(units, key=lambda members: _quads_of(_counts(weights, members)))
 
@@ -250,9 +261,9 @@ def quad_stream(
     """
     members = _members(weights, form)
     unit, cell, values = _by_cell(weights, members, taps, form)
-    if weights.shape[0] % form.together:
+    if rest := weights.shape[0] % form.together:
         last = unit == len(members) - 1
-        values[last] = values[last][:, :1]
+        values[last, rest:] = values[last, rest - 1 : rest]
     if form.paired:
         split = in_two if form.fours else in_pairs
         unit, cell, values = split(unit, cell, values)
@@ -435,20 +446,37 @@ def _groups(quads_of: _Integers, quad_bytes: int) -> npt.NDArray[np.void]:
 
 
 _ENTRY_BYTES = 16
+ENTRIES_BYTES = UNROLLED * _ENTRY_BYTES  # of a jump table
 _PREFETCH_AHEAD = 3072  # bytes of the quads
 _QUADS_AHEAD = 4  # quads whose inputs AVX2 prefetches
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
-_GROUPS, _QUADS, _ROWS = rdi, rsi, rdx
-_X, _Y, _ADDED, _MASKS = rbx, r12, r13, r14
-_ORDER = zmm(11)  # of fours' positions: fours need no registers for interleaving
+ORDER = zmm(11)  # of fours' positions: fours need no registers for interleaving
 # Registers of the sums of the first and the second row, and of weights: `ByteResults.finish` of the
 # first row leaves the second's sums alone.
 _SUMS, _WEIGHTS = ((0, 1, 2, 3), (17, 18, 19, 30)), (12, 13)
 _OFFSETS = (rax, r8, r9, r10)
 
 
+class QuadRegisters(NamedTuple):
+    """Addresses in tables, and of the positions that are computed."""
+
+    groups: Register
+    quads: Register
+    rows: Register
+    x: Register
+    y: Register
+    added: Register
+    masks: Register
+
+
+AT = QuadRegisters(rdi, rsi, rdx, rbx, r12, r13, r14)
+
+
 class QuadFrame(NamedTuple):
-    """Slots on the stack: the addresses of tables, and of the jump table; then counters."""
+    """Slots on the stack: the addresses of tables, and of the jump table; counters; rsp before.
+
+    unit: the first quad of rows that share them; entry and before: registers meanwhile.
+    """
 
     groups: Memory
     quads: Memory
@@ -459,10 +487,14 @@ class QuadFrame(NamedTuple):
     turns: Memory
     vectors: Memory
     samples: Memory
+    stack: Memory
+    unit: Memory
+    entry: Memory
+    before: Memory
 
 
-_FRAME = QuadFrame(*slots(rsp, len(QuadFrame._fields)))
-_FRAME_BYTES = 8 * len(_FRAME)
+FRAME = QuadFrame(*slots(rsp, len(QuadFrame._fields)))
+FRAME_BYTES = 8 * len(FRAME)
 
 
 @dataclass(frozen=True, eq=False)
@@ -490,6 +522,12 @@ def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
 
     Layers share its code. x and y point to the first position. Gaps of y become its zero point.
     """
+    is_narrow = asm.target.isa == "avx2"
+    emit_code(asm, lowered, (_NarrowQuadCode if is_narrow else QuadCode)(asm, lowered))
+
+
+def emit_code(asm: Assembler, lowered: LoweredQuads, code: "QuadCode") -> None:
+    """Append the addresses of a convolution's tables, and the code, which layers share."""
     stream, is_narrow = lowered.stream, asm.target.isa == "avx2"
     behind = np.zeros(_QUADS_AHEAD, stream.quads.dtype)
     arrays = {
@@ -501,11 +539,10 @@ def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
     }
     for register, array in arrays.items():
         asm.emit("lea", register, Literal(asm.literal(array)))
-    code = (_NarrowQuadCode if is_narrow else _QuadCode)(asm, lowered)
     call_routine(asm, code.key, lambda asm: code.emit())
 
 
-class _QuadCode:
+class QuadCode:
     """Appends the code of a sparse int8 convolution."""
 
     def __init__(self, asm: Assembler, lowered: LoweredQuads) -> None:
@@ -514,10 +551,12 @@ class _QuadCode:
         self.form, self.before = lowered.form, lowered.before
         self.epilogue = lowered.epilogue
         self.quad_bytes = self.form.dtype.itemsize
-        self.quads_a_line = LINE // self.quad_bytes
+        self.quads_a_line = max(1, LINE // self.quad_bytes)
         self.x_line = LINE * QUAD // self.form.offsets
         self.left = [asm.label(f"{count} left") for count in range(UNROLLED + 1)]
         self.entries = asm.label("entries")
+        self.last: QuadCode | None = None
+        self.whole_vectors = self.y.vectors
         x, y = self.x, self.y
         sizes = x.sample, y.sample, y.channel, y.channels, y.samples, y.used, y.before
         self.key: Hashable = (
@@ -537,117 +576,142 @@ class _QuadCode:
     def emit(self) -> None:
         asm = self.asm
         push(asm, _SAVED)
-        asm.emit("sub", rsp, _FRAME_BYTES)
+        self._make_room()
         gap = self._load_constants()
-        asm.emit("lea", _X, Memory(rdi, -self.before))
-        asm.emit("mov", _Y, rsi)
-        asm.emit("mov", _ADDED, rdx)
-        for slot, register in zip(_FRAME, (r8, r9, r10, r11, rcx), strict=False):
+        asm.emit("lea", AT.x, Memory(rdi, -self.before))
+        asm.emit("mov", AT.y, rsi)
+        asm.emit("mov", AT.added, rdx)
+        for slot, register in zip(FRAME, (r8, r9, r10, r11, rcx), strict=False):
             asm.emit("mov", slot, register)
         fill_gaps(asm, self.y, rsi, gap, self.is_first)
-        with counted_down(asm, _FRAME.samples, self.y.samples):
+        with counted_down(asm, FRAME.samples, self.y.samples):
             self._sample()
-        asm.emit("add", rsp, _FRAME_BYTES)
+        asm.emit("mov", rsp, FRAME.stack)
         pop(asm, _SAVED)
         behind = asm.label("behind the entries")
         asm.jump("jmp", behind)
         self._entries()
         asm.bind(behind)
 
+    def _make_room(self) -> None:
+        asm = self.asm
+        asm.emit("mov", rax, rsp)
+        asm.emit("sub", rsp, FRAME_BYTES)
+        asm.emit("mov", FRAME.stack, rax)
+
     def _load_constants(self) -> Register:
         """Load what the code keeps in registers; return the zero point of y in all bytes."""
         self.results.load_constants(rcx)
         if self.form.fours:
-            load_order(self.asm, _ORDER)
+            load_order(self.asm, ORDER)
         return self.results.gap
 
     def _sample(self) -> None:
         asm, y = self.asm, self.y
-        asm.emit("mov", _MASKS, _FRAME.masks)
+        asm.emit("mov", AT.masks, FRAME.masks)
         self._vectors()
-        asm.emit("add", _X, self.x.sample - y.vectors * self.x_line)
-        for register in (_Y, _ADDED):
+        asm.emit("add", AT.x, self.x.sample - y.vectors * self.x_line)
+        for register in (AT.y, AT.added):
             asm.emit("add", register, y.sample - y.vectors * LINE)
 
     def _vectors(self) -> None:
-        with counted_down(self.asm, _FRAME.vectors, self.y.vectors):
-            self._vector()
+        if self.whole_vectors:
+            with counted_down(self.asm, FRAME.vectors, self.whole_vectors):
+                self._vector()
+        if self.last is not None:
+            self.last._vector()
 
     def _vector(self) -> None:
         """Compute all rows at 64 positions."""
+        self._load_mask()
+        self._rows()
+        self.asm.emit("add", AT.x, self.x_line)
+        for register in (AT.y, AT.added, AT.masks):
+            self.asm.emit("add", register, LINE)
+
+    def _rows(self) -> None:
         asm, group, done = self.asm, self.asm.label("group"), self.asm.label("done")
         asm.address(rax, self.entries)
-        asm.emit("mov", _FRAME.entries, rax)
-        self._load_mask()
-        asm.emit("mov", _GROUPS, _FRAME.groups)
-        asm.emit("mov", _QUADS, _FRAME.quads)
-        asm.emit("mov", _ROWS, _FRAME.rows)
+        asm.emit("mov", FRAME.entries, rax)
+        asm.emit("mov", AT.groups, FRAME.groups)
+        asm.emit("mov", AT.quads, FRAME.quads)
+        asm.emit("mov", AT.rows, FRAME.rows)
         asm.bind(group)
-        asm.emit("mov", rax, Memory(_GROUPS))
-        asm.emit("mov", _FRAME.turns, rax)
-        asm.emit("mov", dword(rbp), Memory(_GROUPS, 8))
-        asm.emit("mov", dword(r11), Memory(_GROUPS, 4))
-        asm.emit("mov", dword(r15), Memory(_GROUPS, 12))
-        asm.emit("add", _GROUPS, GROUP.itemsize)
+        asm.emit("mov", rax, Memory(AT.groups))
+        asm.emit("mov", FRAME.turns, rax)
+        asm.emit("mov", dword(rbp), Memory(AT.groups, 8))
+        asm.emit("mov", dword(r11), Memory(AT.groups, 4))
+        asm.emit("mov", dword(r15), Memory(AT.groups, 12))
+        asm.emit("add", AT.groups, GROUP.itemsize)
         asm.emit("test", dword(rbp), dword(rbp))
         asm.jump("jz", done)
         asm.emit("shl", r11, _ENTRY_BYTES.bit_length() - 1)
-        asm.emit("add", r11, _FRAME.entries)
+        asm.emit("add", r11, FRAME.entries)
         asm.align(16)
         with counted_down(asm, dword(rbp)):
             self._row()
         asm.jump("jmp", group)
         asm.bind(done)
-        asm.emit("add", _X, self.x_line)
-        for register in (_Y, _ADDED, _MASKS):
-            asm.emit("add", register, LINE)
 
     def _load_mask(self) -> None:
-        self.asm.emit("vmovdqu64", MASK, Memory(_MASKS))
+        self.asm.emit("vmovdqu64", MASK, Memory(AT.masks))
 
     def _row(self) -> None:
         asm, turn = self.asm, self.asm.label("turn")
         for total in (total for sums in self.sums for total in sums):
             zero(asm, total)
-        asm.emit("sub", _QUADS, r15)
-        asm.emit("mov", dword(rcx), _FRAME.turns)
+        asm.emit("sub", AT.quads, r15)
+        asm.emit("mov", dword(rcx), FRAME.turns)
         asm.emit("jmp", r11)
         asm.bind(turn)
         for number in range(UNROLLED):
             asm.bind(self.left[UNROLLED - number])
             self._quad(number * self.quad_bytes)
             if number % self.quads_a_line == 0:
-                asm.emit("prefetcht0", Memory(_QUADS, number * self.quad_bytes + _PREFETCH_AHEAD))
+                self._prefetch(number * self.quad_bytes + _PREFETCH_AHEAD)
         asm.bind(self.left[0])
-        asm.emit("add", _QUADS, UNROLLED * self.quad_bytes)
+        asm.emit("add", AT.quads, UNROLLED * self.quad_bytes)
         asm.emit("sub", dword(rcx), 1)
         asm.jump("jge", turn)
         self._finish()
 
+    def _prefetch(self, place: int) -> None:
+        """Ask for the lines of a quad."""
+        for first in range(0, max(LINE, self.quad_bytes - LINE // 2), LINE):
+            self.asm.emit("prefetcht0", Memory(AT.quads, place + first))
+
     def _finish(self) -> None:
         """Turn the sums of the rows that share quads into bytes."""
-        asm, order = self.asm, _ORDER if self.form.fours else None
         for sums in self.sums:
-            asm.emit("mov", dword(rax), Memory(_ROWS))
-            y, added = (Memory(base, 0, rax) for base in (_Y, _ADDED))
-            self.results.finish(sums, _ROWS, y, added, _FRAME.constants, order)
-            asm.emit("add", _ROWS, ROW.itemsize)
+            self._finish_row(sums, ORDER if self.form.fours else None)
+
+    def _finish_row(self, sums: list[Register], order: Register | None) -> None:
+        """Turn the sums of the next row into bytes."""
+        asm = self.asm
+        asm.emit("mov", dword(rax), Memory(AT.rows))
+        y, added = (Memory(base, 0, rax) for base in (AT.y, AT.added))
+        self.results.finish(sums, AT.rows, y, added, FRAME.constants, order)
+        asm.emit("add", AT.rows, ROW.itemsize)
 
     def _load_offsets(self, place: int) -> None:
         for number, offset in enumerate(_OFFSETS[: self.form.offsets]):
-            self.asm.emit("mov", dword(offset), Memory(_QUADS, place + 4 * number))
+            self.asm.emit("mov", dword(offset), Memory(AT.quads, place + 4 * number))
+
+    def _load_inputs(self, place: int, inputs: Sequence[Register]) -> None:
+        """Load four inputs, or vectors of four channels side by side, of the quad at `place`."""
+        self._load_offsets(place)
+        for number, register in enumerate(inputs):
+            offset, line = (_OFFSETS[0], number) if self.form.fours else (_OFFSETS[number], 0)
+            self.asm.emit("vmovdqu64", register, Memory(AT.x, LINE * line, offset))
 
     def _quad(self, place: int) -> None:
         asm = self.asm
         inputs = [zmm(number) for number in range(4, 8)]
-        self._load_offsets(place)
-        for number, register in enumerate(inputs):
-            offset, line = (_OFFSETS[0], number) if self.form.fours else (_OFFSETS[number], 0)
-            asm.emit("vmovdqu64", register, Memory(_X, LINE * line, offset))
+        self._load_inputs(place, inputs)
         weights = [zmm(number) for number in _WEIGHTS[: len(self.sums)]]
         for number, register in enumerate(weights):
             first = place + 4 * self.form.offsets
-            asm.emit("vpbroadcastd", register, Memory(_QUADS, first + 4 * number))
+            asm.emit("vpbroadcastd", register, Memory(AT.quads, first + 4 * number))
         pairs = [zmm(number) for number in range(8, 12)]
         fours = enumerate(inputs) if self.form.fours else interleaved(asm, inputs, pairs)
         for number, four in fours:
@@ -655,6 +719,13 @@ class _QuadCode:
                 asm.emit("vpdpbusd", sums[number], four, register)
 
     def _entries(self) -> None:
+        """Append the jump tables of all positions and of the last ones."""
+        if self.whole_vectors:
+            self.append_entries()
+        if self.last is not None:
+            self.last.append_entries()
+
+    def append_entries(self) -> None:
         """Append the jump table, indexed by the number of quads in a row's first turn."""
         self.asm.align(_ENTRY_BYTES)
         self.asm.bind(self.entries)
@@ -667,7 +738,7 @@ class _QuadCode:
 NARROW_PRODUCT = "{vex} vpdpbusd"  # of AVX-VNNI
 
 
-class _NarrowQuadCode(_QuadCode):
+class _NarrowQuadCode(QuadCode):
     """Appends the code of AVX2: 64 positions in two halves, pairs by `vpmaddubsw`.
 
     With AVX-VNNI weights need not be in pairs.
@@ -699,49 +770,36 @@ class _NarrowQuadCode(_QuadCode):
         NarrowByteResults(asm, self.epilogue).load_gap(gap, rcx)
         return gap
 
-    def _vectors(self) -> None:
-        if self.whole_vectors:
-            with counted_down(self.asm, _FRAME.vectors, self.whole_vectors):
-                self._vector()
-        if self.last is not None:
-            self.last._vector()
-
-    def _entries(self) -> None:
-        if self.whole_vectors:
-            super()._entries()
-        if self.last is not None:
-            self.last._entries()
-
     def _load_mask(self) -> None:
         """Nothing: `NarrowByteResults.finish` reads masks from memory."""
 
     def _finish(self) -> None:
         asm, results = self.asm, NarrowByteResults(self.asm, self.epilogue)
         order = narrow_order(asm) if self.form.fours else None
-        asm.emit("mov", dword(rax), Memory(_ROWS))
+        asm.emit("mov", dword(rax), Memory(AT.rows))
         for half, sums in enumerate(self.sums):
             place = half * self._HALF
-            y, added = (Memory(base, place, rax) for base in (_Y, _ADDED))
-            mask = Memory(_MASKS, place)
-            results.finish(sums, _ROWS, y, added, _FRAME.constants, mask, order)
+            y, added = (Memory(base, place, rax) for base in (AT.y, AT.added))
+            mask = Memory(AT.masks, place)
+            results.finish(sums, AT.rows, y, added, FRAME.constants, mask, order)
         if self.halves == 1:
             results.load_gap(self._PARTS[0], rcx)
-            asm.emit("vmovdqu", Memory(_Y, self._HALF, rax), self._PARTS[0])
-        asm.emit("add", _ROWS, ROW.itemsize)
+            asm.emit("vmovdqu", Memory(AT.y, self._HALF, rax), self._PARTS[0])
+        asm.emit("add", AT.rows, ROW.itemsize)
 
     def _quad(self, place: int) -> None:
         asm = self.asm
         if self.asks_ahead:
             self._load_offsets(place + _QUADS_AHEAD * self.quad_bytes)
             for offset in _OFFSETS:
-                asm.emit("prefetcht0", Memory(_X, 0, offset))
+                asm.emit("prefetcht0", Memory(AT.x, 0, offset))
         self._load_offsets(place)
-        asm.emit("vpbroadcastd", self._WEIGHT, Memory(_QUADS, place + 4 * self.form.offsets))
+        asm.emit("vpbroadcastd", self._WEIGHT, Memory(AT.quads, place + 4 * self.form.offsets))
         for half, sums in enumerate(self.sums):
             fours = self._PARTS[:4] if self.form.fours else self._interleave(half)
             for number, four in enumerate(fours if self.form.fours else ()):
                 place = self._HALF * (4 * half + number)
-                asm.emit("vmovdqu", four, Memory(_X, place, _OFFSETS[0]))
+                asm.emit("vmovdqu", four, Memory(AT.x, place, _OFFSETS[0]))
             self._multiply(sums, fours)
 
     def _multiply(self, sums: Sequence[Register], fours: Sequence[Register]) -> None:
@@ -764,7 +822,7 @@ class _NarrowQuadCode(_QuadCode):
         The last input is read twice from memory: there are no more registers.
         """
         asm, (a, b, c, low, high, last) = self.asm, self._PARTS
-        inputs = [Memory(_X, half * self._HALF, offset) for offset in _OFFSETS]
+        inputs = [Memory(AT.x, half * self._HALF, offset) for offset in _OFFSETS]
         for register, place in zip((a, b, c), inputs, strict=False):
             asm.emit("vmovdqu", register, place)
         asm.emit("vpunpcklbw", low, a, b)

@@ -242,7 +242,7 @@ class ByteResults:
         for number, part in enumerate(parts):
             which = "vpunpckhwd" if number % 2 else "vpunpcklwd"
             asm.emit(which, part, halves[number // 2], _EMPTY)
-        for total, part in zip(sums, parts, strict=True):
+        for total, part in zip(sums, parts, strict=False):
             asm.emit("vcvtdq2ps", part, part)
             asm.emit("vfmadd213ps", part, kept[_ADDED], kept[_BASE])
             if self.epilogue.is_cut_first:

@@ -5,6 +5,7 @@ Levels are levels of instructions: "avx512" or "avx2".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -95,8 +96,11 @@ class QuadPrices(NamedTuple):
 
     quad: four inputs whose vectors lie within cache lines.
     shifted: the same where they lie across lines.
-    far: additional cycles across lines, where x under the windows of one vector exceeds L1.
+    far: additional cycles where x under the windows of one vector fills L1, except for tiles.
     fours: as quad and shifted, where x lies by fours.
+    tile: four inputs of a row in a tile of more than two rows, where x lies by fours.
+    spilling: additional cycles of a row of a tile, whose sums go through the stack.
+    turning: the same where they are transposed there, besides.
     making: to bring four channels side by side.
     row: to start and end a row of the matrix.
     added: additional cycles of a row where bytes are added.
@@ -109,6 +113,9 @@ class QuadPrices(NamedTuple):
     making: float
     row: float
     added: float
+    tile: float = inf
+    spilling: float = inf
+    turning: float = inf
 
 
 class ForestPrices(NamedTuple):

@@ -19,7 +19,13 @@ import numpy as np
 from sparsejit.asm_templates.batch.panels import shared_window_loads
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.int8_attention import ByteHeads
-from sparsejit.asm_templates.convolution.int8_convolution import QUAD, ROW, QuadForm, expected_quads
+from sparsejit.asm_templates.convolution.int8_convolution import (
+    QUAD,
+    ROW,
+    ROWS_IN_LANES,
+    QuadForm,
+    expected_quads,
+)
 from sparsejit.asm_templates.convolution.int8_depthwise import (
     ByteChannelWindows,
     byte_channel_windows,
@@ -34,10 +40,17 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     lines,
     windows_of,
 )
+from sparsejit.asm_templates.convolution.int8_tiles import (
+    ROWS_OF_TILE,
+    VECTORS,
+    last_width,
+    turns_fit,
+)
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts
 from sparsejit.asm_templates.convolution.window_rows import DirectCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
+from sparsejit.machine.price_records import QuadPrices
 from sparsejit.machine.target import Target
 from sparsejit.planner.cheapest_row import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.cost import Cost, cache_level
@@ -51,12 +64,14 @@ class QuadCounts:
 
     A quad is four weights of a row, multiplied at once by four inputs.
 
+    multiplied: vectors for which products are computed; a part of the last one with tiles.
     shifted: the share of inputs whose vectors cross cache lines.
     met_bytes: bytes of x under the windows of one vector of positions.
     """
 
     form: QuadForm
     vectors: int
+    multiplied: float
     rows: int
     quads: int
     shifted: float
@@ -132,18 +147,30 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
     rates, form = target.core.rates, counts.form
     is_vex = target.isa == "avx2" and not form.paired
     prices = target.core.quads[_AVX_VNNI if is_vex else target.isa]
-    in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
-    number = form.together - 1
-    far = prices.far if counts.met_bytes > target.l1d_bytes and not form.fours else 0.0
-    quad = in_line[number] + counts.shifted * (across[number] + far - in_line[number])
-    row = prices.row + (prices.added if counts.adds else 0.0)
-    computing = counts.vectors * (counts.quads * quad + counts.rows * row)
     stream_bytes = form.dtype.itemsize * counts.quads + ROW.itemsize * counts.rows
+    quad = _quad_cycles(counts, prices, counts.met_bytes >= target.l1d_bytes)
+    row = prices.row + (prices.added if counts.adds else 0.0)
+    row += (prices.spilling if form.is_tile else 0.0) + (prices.turning if form.is_turned else 0.0)
+    computing = counts.multiplied * counts.quads * quad + counts.vectors * counts.rows * row
     level = cache_level(stream_bytes, counts.moved_bytes, target, 0)
     fetching = stream_bytes / rates.data[level]
     bound = "execution" if computing >= fetching else f"data from {level}"
     ns = max(computing, fetching) / rates.cycles_per_ns
     return Cost(counts.vectors * counts.quads, 0, stream_bytes + counts.moved_bytes, ns, bound)
+
+
+def _quad_cycles(counts: QuadCounts, prices: QuadPrices, is_far: bool) -> float:
+    """Cycles of a quad at 64 positions, for all rows that share it.
+
+    is_far: whether x under the windows of these positions leaves no room in L1.
+    """
+    form = counts.form
+    if form.is_tile:
+        return prices.tile * form.together
+    in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
+    number = form.together - 1
+    cycles = in_line[number] + counts.shifted * (across[number] - in_line[number])
+    return cycles + (prices.far if is_far else 0.0)
 
 
 def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
@@ -200,22 +227,34 @@ def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
     moved = windows.planes.bytes + (1 + work.adds) * y.bytes
     quads = expected_quads(work.matrix, len(taps), form)
     across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
-    sizes = y.samples * y.vectors, work.matrix.out_features, quads
+    multiplied = y.samples * _multiplied(form, y)
+    sizes = y.samples * y.vectors, multiplied, work.matrix.out_features, quads
     counts = QuadCounts(form, *sizes, across, windows.met_bytes, work.adds, moved)
     before = fours_cost(windows.planes, work.target).ns if form.fours else 0.0
     return QuadPrice(price_quads(counts, work.target), before)
 
 
-# Forms in which weights are read: quads of one row or of two, over taps or over four channels; with
-# AVX2 quads of one row, in pairs that fit 16 bits unless there is AVX-VNNI.
+def _multiplied(form: QuadForm, y: BytePlanes) -> float:
+    """Vectors of 64 positions of a sample for which a form computes products."""
+    if form.is_turned:
+        return y.rows * y.columns / LINE
+    return y.vectors - (1 - last_width(y) / VECTORS if form.is_tile and form.fours else 0.0)
+
+
+# Forms in which weights are read: quads of one row or of two, over taps or over four channels, or
+# tiles; with AVX2 quads of one row, in pairs that fit 16 bits unless there is AVX-VNNI.
 _WIDE = [QuadForm(together, fours) for fours in (False, True) for together in (1, 2)]
+_TILES = [
+    QuadForm(ROWS_OF_TILE),
+    *(QuadForm(together, fours=True) for together in (ROWS_OF_TILE, ROWS_IN_LANES)),
+]
 _NARROW = [QuadForm(1, fours, paired=True) for fours in (False, True)]
 
 
 def _has_code(form: QuadForm, work: QuadWork) -> bool:
-    is_narrow = work.target.isa == "avx2"
-    has_product = not is_narrow or work.target.has(_AVX_VNNI)
-    return form.paired != has_product and form.together <= (1 if is_narrow else 2)
+    if work.target.isa == "avx2":
+        return form.paired != work.target.has(_AVX_VNNI) and form.together == 1
+    return not form.paired and (not form.is_turned or turns_fit(work.y))
 
 
 QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = tuple(
@@ -226,7 +265,7 @@ QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = tuple(
         partial(_has_code, form),
         emitter=form,
     )
-    for form in (*_WIDE, *_NARROW)
+    for form in (*_WIDE, *_TILES, *_NARROW)
 )
 
 

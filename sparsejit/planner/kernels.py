@@ -99,6 +99,7 @@ _F32, _INT8 = (DType.FLOAT32,), (DType.INT8,)
 _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _VNNI, _VBMI = frozenset({"avx512_vnni"}), frozenset({"avx512_vnni", "avx512vbmi"})
 _BY_BYTES = "images in bytes from layer to layer"
+_IN_REGISTERS = "outer products in registers, as oneDNN's"
 _DIRECT = "direct convolution, positions as lanes"
 _WEIGHTS_AS_CODE = "weights as code over positions, as in `panels`"
 _WINOGRAD = "minimal filtering: Lavin and Gray 2016"
@@ -118,6 +119,9 @@ KERNELS: tuple[KernelRow, ...] = (
     KernelRow(WINOGRAD, "convolution", _BOTH, _FLOATS, _WINOGRAD, price_dense_windows),
     KernelRow("padding", "convolution", _BOTH, _F32, _COPY, copy_cost),
     KernelRow("quads", "convolution of bytes", _BOTH, _INT8, _BY_BYTES, price_quads, _VNNI),
+    KernelRow(
+        *("byte-tiles", "convolution of bytes", _AVX512, _INT8, _IN_REGISTERS), price_quads, _VNNI
+    ),
     KernelRow("fours", "convolution of bytes", _BOTH, _INT8, _COPY, fours_cost, _VNNI),
     KernelRow(
         *("byte-depthwise", "convolution of bytes", _AVX512, _INT8, _BY_BYTES),

@@ -337,7 +337,14 @@ _TREES = {
     "trees": SizeRange(1, 40, 100),
     "depth": SizeRange(0, 6, 6),
 }
-_BY_FOUR = tuple(row.name for row in QUAD_FORMS if row.emitter.fours)
+_BY_FOUR, _IN_TILES, _IN_QUADS = (
+    tuple(row.name for row in QUAD_FORMS if is_one(row.emitter))
+    for is_one in (
+        lambda form: form.fours,
+        lambda form: form.is_tile,
+        lambda form: not form.is_tile,
+    )
+)
 _DENSE = KernelGraph(_convolution, _WINDOWS, (DENSE_WINDOWS,))
 _SPARSE = partial(_convolution, density=0.1)
 _BYTES = KernelGraph(_byte_convolution, _ANY)
@@ -348,7 +355,8 @@ KERNEL_GRAPHS: dict[str, KernelGraph] = {
     DENSE_WINDOWS: _DENSE,
     WINOGRAD: KernelGraph(_convolution, _WINOGRAD, (WINOGRAD,)),
     "padding": _DENSE,
-    "quads": _BYTES,
+    "quads": KernelGraph(_byte_convolution, _ANY, _IN_QUADS),
+    "byte-tiles": KernelGraph(_byte_convolution, _ANY, _IN_TILES),
     "fours": KernelGraph(_byte_convolution, _ANY, _BY_FOUR),
     "byte-depthwise": KernelGraph(partial(_byte_convolution, by_channel=True), _DEPTHWISE),
     "phases": KernelGraph(_byte_convolution, _STRIDED),

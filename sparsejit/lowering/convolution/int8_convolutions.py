@@ -39,6 +39,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     windows_of,
 )
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
+from sparsejit.asm_templates.convolution.int8_tiles import emit_tiles
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
@@ -333,7 +334,7 @@ def _step(low: Lowering, product: _Product) -> Step:
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         at.reads[-1].point(asm, rdx)
-        emit_quads(asm, lowered)
+        (emit_tiles if product.form.is_tile else emit_quads)(asm, lowered)
 
     def divide(threads: int) -> list[list[Step]]:
         if product.y.samples > 1:
@@ -347,7 +348,7 @@ def _step(low: Lowering, product: _Product) -> Step:
 
     facts = _facts(matrix, product, cost, lowered.stream.nbytes)
     return Step(
-        kernel_name("quads", low.target),
+        kernel_name("byte-tiles" if product.form.is_tile else "quads", low.target),
         product.node.output.origin,
         product.reads,
         (product.result,),

@@ -123,14 +123,17 @@ ZEN4 = Core(
     loops=LoopPrices(far_element={"avx512": 0.00625, "avx2": 0.0}),
     prefetch_distance=16 << 10,  # 32 columns, 47 MB: 7.26 ms without, 4.70 with, 4.81 at 8 KB
     l3_share=0.75,
-    # Measured in L1 and L2; ResNet-50's layers take 0.85 to 1.2 of the predictions by these. AVX2's
-    # fours are assumed, from their instructions.
+    # Measured in L1 and L2; ResNet-50's layers take 0.85 to 1.2 of the predictions by these, its
+    # dense ones by tiles 0.96 to 1.06. AVX2's fours are assumed, from their instructions.
     quads={
         "avx512": QuadPrices(
             quad=(7.2, 8.5),
             shifted=(9.8, 10.6),
             far=1.6,
             fours=((5.2, 8.0), (7.7, 8.5)),
+            tile=4.0,
+            spilling=6.0,
+            turning=8.0,
             making=17.0,
             row=20.0,
             added=16.0,

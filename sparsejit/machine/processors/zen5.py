@@ -195,13 +195,16 @@ ZEN5 = Core(
     prefetch_distance=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
     l3_share=0.75,
     # quad: prototypes; fours: by prototypes of whole layers; else by their instructions.
-    # 256 bits: assumed, by their instructions.
+    # 256 bits and tiles: assumed, by their instructions.
     quads={
         "avx512": QuadPrices(
             quad=(5.0, 5.0),
             shifted=(6.5, 6.5),
             far=0.8,
             fours=((4.2, 4.6), (5.0, 5.2)),
+            tile=2.2,
+            spilling=4.0,
+            turning=5.0,
             making=10.0,
             row=14.0,
             added=10.0,
