@@ -111,7 +111,10 @@ class Product:
         ends = np.tile(np.float32([self.scale, 0.0, 0.0]), (self.outputs, 1))
         where = places + before, self.y.channel
         stream = quad_stream(integers, *where, ends, form, self.taps**2)
-        return LoweredQuads(self.layout(form), self.y, before, stream, ByteEpilogue(ZERO), form)
+        met = windows.met_bytes
+        return LoweredQuads(
+            self.layout(form), self.y, before, stream, ByteEpilogue(ZERO), form, met
+        )
 
 
 PRODUCTS = [
