@@ -114,11 +114,13 @@ class QuadForm:
     paired: whether its first two weights, and its last two, are such that the sum of two products
         with bytes fits 16 bits, as `vpmaddubsw` adds them: they have opposite signs, or magnitudes
         that sum to at most 128.
+    by_row: whether the code is `int8_row_pairs`, which has pairs in place of quads.
     """
 
     together: int
     fours: bool = False
     paired: bool = False
+    by_row: bool = False
 
     @property
     def offsets(self) -> int:
@@ -515,6 +517,11 @@ class LoweredQuads:
     form: QuadForm
     met_bytes: int
     is_first: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stream."""
+        return self.stream.nbytes
 
 
 def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:

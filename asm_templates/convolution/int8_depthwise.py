@@ -20,7 +20,13 @@ import numpy.typing as npt
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.int8_conversions import fill_gaps
 from sparsejit.asm_templates.convolution.int8_convolution import ROW
-from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, lines, load_order
+from sparsejit.asm_templates.convolution.int8_planes import (
+    LINE,
+    BytePlanes,
+    lines,
+    load_order,
+    store_line,
+)
 from sparsejit.asm_templates.convolution.int8_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import zero
@@ -188,7 +194,7 @@ class _ByChannelCode:
                 pattern = (first + self.windows.stride[1] * lanes + taps).astype(np.uint8)
                 asm.emit("vmovdqu64", register, Literal(asm.literal(pattern.reshape(-1))))
         load_order(asm, _ORDER)
-        fill = fill_gaps if self.windows.is_whole else _fill_channels
+        fill = fill_gaps if self.windows.is_whole else fill_channels
         fill(asm, y, rsi, self.results.gap, self.windows.is_first)
 
         def channel() -> None:
@@ -274,16 +280,19 @@ class _ByChannelCode:
         self.results.finish(sums, _CHANNELS, y, y, _CONSTANTS, _ORDER)
 
 
-def _fill_channels(
+def fill_channels(
     asm: Assembler, planes: BytePlanes, base: Register, gap: Register, before: bool = True
 ) -> None:
-    """Append code that fills all channels with `gap`, and with `before` the bytes before them."""
+    """Append code that fills all channels with `gap`, and with `before` the bytes before them.
+
+    Clobbers rax and rcx.
+    """
     behind = planes.samples * planes.channels * planes.channel
     start = planes.before if before else 0
     asm.emit("lea", rcx, Memory(base, -start))
 
     def line() -> None:
-        asm.emit("vmovdqu64", Memory(rcx), gap)
+        store_line(asm, rcx, 0, gap)
         asm.emit("add", rcx, LINE)
 
     repeat(asm, lines(behind + start), rax, line)

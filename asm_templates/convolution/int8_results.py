@@ -252,6 +252,11 @@ class ByteResults:
                 asm.emit("vaddps", total, total, part)
 
 
+def _number(row: Memory, number: int) -> Memory:
+    """Return a number of a row: 1 is the scale, then its biases."""
+    return row._replace(displacement=int(row.displacement) + 4 * number)
+
+
 class NarrowByteResults:
     """Appends code of AVX2 that turns int32 sums at 32 positions into bytes of y.
 
@@ -273,6 +278,17 @@ class NarrowByteResults:
         """gap = the zero point in all bytes; `base` points at the constants."""
         self.asm.emit("vmovdqu", gap, self._constant(_GAP)._replace(base=base))
 
+    @property
+    def keeps_scale(self) -> bool:
+        """Whether the code leaves the scale and the bias of a row in the first two of `SPARE`."""
+        epilogue = self.epilogue
+        return epilogue.added is None and epilogue.table is None and not epilogue.late
+
+    def load_row(self, row: Memory) -> None:
+        """Load the scale and the bias of the row at `row`."""
+        for register, number in zip(self.SPARE, (1, 2), strict=False):
+            self.asm.emit("vbroadcastss", register, _number(row, number))
+
     def finish(
         self,
         sums: Sequence[Register],
@@ -289,16 +305,32 @@ class NarrowByteResults:
         consecutive positions. `mask`: 255 for each byte of y that is a position; the others become
         the zero point.
         """
+        asm, low = self.asm, sums[0]
+        self.load_row(Memory(row))
+        asm.emit("mov", _TABLE_BASE, constants)
+        self.pack(sums, Memory(row), added, order is not None)
+        self.look_up(sums)
+        if order is not None:
+            asm.emit("vmovdqu", sums[1], order)
+            asm.emit("vpermd", low, sums[1], low)
+        self.fill(low, mask, sums[1:])
+        asm.emit("vmovdqu", y, low)
+
+    def pack(
+        self, sums: Sequence[Register], row: Memory, added: Memory, consecutive: bool = False
+    ) -> None:
+        """Append code that packs registers of int32 sums to bytes of y in the first, or to t.
+
+        The row is loaded; rcx points at the constants. `consecutive`: whether registers hold
+        consecutive positions. The other sums are clobbered.
+        """
         asm, epilogue, low = self.asm, self.epilogue, sums[0]
         scale, bias, *_ = self.SPARE
-        asm.emit("vbroadcastss", scale, Memory(row, 4))
-        asm.emit("vbroadcastss", bias, Memory(row, 8))
-        asm.emit("mov", _TABLE_BASE, constants)
         for total in sums:
             asm.emit("vcvtdq2ps", total, total)
             asm.emit("vfmadd213ps", total, scale, bias)
         if epilogue.added is not None:
-            self._add(sums, added, order is not None)
+            self._add(sums, added, consecutive)
         elif epilogue.late:
             self._add_late(sums, row)
         if epilogue.cuts and not epilogue.is_cut_first:
@@ -308,19 +340,25 @@ class NarrowByteResults:
             asm.emit("vcvtps2dq", total, total)
         zero_point = self._constant(_ZERO) if epilogue.packed_zero else None
         pack_results(asm, sums, zero_point)
-        if order is not None:
-            asm.emit("vmovdqu", bias, order)
-            asm.emit("vpermd", low, bias, low)
         if epilogue.least:
             asm.emit("vpmaxub", low, low, self._constant(_LEAST))
         if epilogue.most < 255:
             asm.emit("vpminub", low, low, self._constant(_MOST))
-        if epilogue.table is not None:
-            self._look_up(low, (*self.SPARE, *sums[1:]))
-        asm.emit("vmovdqu", bias, mask)
-        asm.emit("vmovdqu", scale, self._constant(_GAP))
-        asm.emit("vpblendvb", low, scale, low, bias)
-        asm.emit("vmovdqu", y, low)
+
+    def look_up(self, sums: Sequence[Register]) -> None:
+        """Replace the bytes in the first of `sums` by their entries in the table, if there is one.
+
+        The other sums are clobbered.
+        """
+        if self.epilogue.table is not None:
+            self._look_up(sums[0], (*self.SPARE, *sums[1:]))
+
+    def fill(self, values: Register, mask: Memory, free: Sequence[Register]) -> None:
+        """values = the zero point where `mask` is 0. Clobbers two registers of `free`."""
+        asm, (gap, inside, *_) = self.asm, free
+        asm.emit("vmovdqu", inside, mask)
+        asm.emit("vmovdqu", gap, self._constant(_GAP))
+        asm.emit("vpblendvb", values, gap, values, inside)
 
     def _look_up(self, values: Register, free: Sequence[Register]) -> None:
         """Replace each byte by its entry in the table of 256 bytes.
@@ -351,9 +389,9 @@ class NarrowByteResults:
     def _spread(self, byte: int) -> Literal:
         return Literal(self.asm.literal(np.full(32, byte, np.uint8)))
 
-    def _add_late(self, sums: Sequence[Register], row: Register) -> None:
+    def _add_late(self, sums: Sequence[Register], row: Memory) -> None:
         asm, (own, late, *_) = self.asm, self.SPARE
-        asm.emit("vbroadcastss", late, Memory(row, 12))
+        asm.emit("vbroadcastss", late, _number(row, 3))
         asm.emit("vmovups", own, self._constant(_OWN))
         for total in sums:
             self._cut_to_own(total)

@@ -80,8 +80,11 @@ def emit(asm: Assembler, lowered: Pairs) -> None:
     stack_bytes = PAIR * _padded_inputs(asm, spec.in_features)
     reserve(asm, stack_bytes)
     _store_inputs(asm, spec)
+    # Weights that come from beyond L2 are asked for ahead.
+    is_far = lowered.counts.pool_bytes > asm.target.l2_bytes
+    ahead = asm.target.core.prefetch_distance if is_far else 0
     for first in range(0, spec.out_features, lanes):
-        _sum(asm, lowered.weights.some_rows(first, first + lanes))
+        _sum(asm, lowered.weights.some_rows(first, first + lanes), ahead)
         _finish(asm, spec, first, lowered.scales)
     asm.emit("add", rsp, stack_bytes)
 
@@ -122,7 +125,7 @@ def _place_of_pair(pair: npt.NDArray[np.intp], lanes: int) -> npt.NDArray[np.uin
     return place.astype(np.uint32)
 
 
-def _sum(asm: Assembler, weights: CompressedRows) -> None:
+def _sum(asm: Assembler, weights: CompressedRows, ahead: int) -> None:
     """Register 0 = the int32 sums of one vector of outputs; weights (rows, in_features), int8."""
     lanes = asm.target.lanes
     used, pair = distinct(weights.columns // PAIR, ceil_div(weights.shape[1], PAIR))
@@ -137,14 +140,15 @@ def _sum(asm: Assembler, weights: CompressedRows) -> None:
         places[: len(used)] = _place_of_pair(used, lanes)
         asm.emit("lea", rcx, Literal(asm.literal(stored)))
         asm.emit("lea", rdx, Literal(asm.literal(places)))
-        _repeat(asm, trips)
+        _repeat(asm, trips, ahead)
     total, second, third, fourth = slots
     asm.emit("vpaddd", total, total, second)
     asm.emit("vpaddd", third, third, fourth)
     asm.emit("vpaddd", total, total, third)
 
 
-def _repeat(asm: Assembler, trips: int) -> None:
+def _repeat(asm: Assembler, trips: int, ahead: int) -> None:
+    """Append the loop over four slots. `ahead`: bytes from weights to those asked for, or 0."""
     weight, x, slot = vector(asm, _WEIGHT), vector(asm, _INPUT), np.arange(SLOTS)
     step_bytes = PAIR * asm.target.lanes
     with counted_down(asm, r8, trips):
@@ -159,6 +163,8 @@ def _repeat(asm: Assembler, trips: int) -> None:
                 line("vpaddd", accumulator, accumulator, weight),
             ],
         )
+        if ahead:
+            asm.emit("prefetcht1", Memory(rcx, ahead))
         asm.emit("add", rcx, SLOTS * step_bytes)
         asm.emit("add", rdx, SLOTS * 4)
 

@@ -8,7 +8,7 @@
     norm_cost             layer norms; also `attention_cost`, `byte_depthwise_cost`
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -32,6 +32,13 @@ from sparsejit.asm_templates.convolution.int8_depthwise import (
     gaps_for,
 )
 from sparsejit.asm_templates.convolution.int8_norm import ByteNorm
+from sparsejit.asm_templates.convolution.int8_pair_code import (
+    Shape,
+    choose_shapes,
+    keeps_offsets,
+    sums_operations,
+    turns_of_positions,
+)
 from sparsejit.asm_templates.convolution.int8_planes import (
     LINE,
     BytePhase,
@@ -40,6 +47,8 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     lines,
     windows_of,
 )
+from sparsejit.asm_templates.convolution.int8_row_pairs import MOST_SHAPES, bins_of_rows
+from sparsejit.asm_templates.convolution.int8_tap_pairs import turns_of
 from sparsejit.asm_templates.convolution.int8_tiles import (
     ROWS_OF_TILE,
     VECTORS,
@@ -48,6 +57,7 @@ from sparsejit.asm_templates.convolution.int8_tiles import (
 )
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts
 from sparsejit.asm_templates.convolution.window_rows import DirectCounts
+from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.price_records import QuadPrices
@@ -136,6 +146,11 @@ def price_dense_windows(
     return Cost(int(cycles), 0, weight_bytes + moved_bytes, ns, bound)
 
 
+# Instructions of a turn of rows of pairs, without its sums, and where bytes are added; cycles of
+# each, and of a row. Measured by layers of 3x3 and 5x5 windows, and of 16 to 96 channels.
+_TURN_OPERATIONS, _ADDING_OPERATIONS = 24.0, 60.0
+_CYCLES_AN_OPERATION, _ROW_CYCLES = 0.29, 20.0
+_MOST_BY_ROW = 64  # weights
 _AVX_VNNI = "avx_vnni"  # `vpdpbusd` at the level of AVX2
 
 
@@ -241,14 +256,53 @@ def _multiplied(form: QuadForm, y: BytePlanes) -> float:
     return y.vectors - (1 - last_width(y) / VECTORS if form.is_tile and form.fours else 0.0)
 
 
+def _pairs(work: QuadWork) -> QuadPrice:
+    """Price of rows in turn, by pairs: each is computed at all positions before the next one."""
+    if work.matrix.row_counts.max(initial=0) > _MOST_BY_ROW:
+        return QuadPrice(Cost(0, 0, 0, inf, "execution"))
+    y, samples = work.y, work.y.samples
+    binned = bins_of_rows(quantised_nonzeros(work.matrix)[0])
+    shapes, kinds = choose_shapes(binned.sizes, MOST_SHAPES)
+    counted = tuple(zip(shapes, np.bincount(kinds).tolist(), strict=True))
+    moved = work.windows.planes.bytes + (1 + work.adds) * y.bytes
+    turns = turns_of_positions(y).parts
+    return QuadPrice(_rows_cost(counted, turns, samples, moved, work.target, 2, work.adds))
+
+
+def _rows_cost(
+    shapes: Sequence[tuple[Shape, int]],
+    turns: int,
+    samples: int,
+    moved_bytes: int,
+    target: Target,
+    inputs: int = 1,
+    adds: bool = False,
+) -> Cost:
+    """Cost of rows of pairs: shapes with their numbers of rows, each in `turns` of 32 positions.
+
+    inputs: offsets of a pair, whose bytes are interleaved if there are two.
+    """
+    cycles, pairs = 0.0, 0
+    for shape, count in shapes:
+        reloading = 0.0 if keeps_offsets(inputs * sum(shape)) else 1.5 * inputs
+        each = sums_operations(shape) + (2.5 + inputs / 2 + reloading) * sum(shape)
+        each += _TURN_OPERATIONS + (_ADDING_OPERATIONS if adds else 0.0)
+        cycles += count * (turns * each * _CYCLES_AN_OPERATION + _ROW_CYCLES)
+        pairs += count * sum(shape)
+    ns = samples * cycles / target.core.rates.cycles_per_ns
+    return Cost(samples * turns * pairs, 0, moved_bytes, ns, "execution")
+
+
 # Forms in which weights are read: quads of one row or of two, over taps or over four channels, or
-# tiles; with AVX2 quads of one row, in pairs that fit 16 bits unless there is AVX-VNNI.
+# tiles; with AVX2 quads of one row, in pairs that fit 16 bits unless there is AVX-VNNI, or rows in
+# turn.
 _WIDE = [QuadForm(together, fours) for fours in (False, True) for together in (1, 2)]
 _TILES = [
     QuadForm(ROWS_OF_TILE),
     *(QuadForm(together, fours=True) for together in (ROWS_OF_TILE, ROWS_IN_LANES)),
 ]
 _NARROW = [QuadForm(1, fours, paired=True) for fours in (False, True)]
+_BY_ROW = QuadForm(1, paired=True, by_row=True)
 
 
 def _has_code(form: QuadForm, work: QuadWork) -> bool:
@@ -257,15 +311,18 @@ def _has_code(form: QuadForm, work: QuadWork) -> bool:
     return not form.paired and (not form.is_turned or turns_fit(work.y))
 
 
-QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = tuple(
-    TableRow(
-        f"{'channels' if form.fours else 'inputs'} by four, "
-        + ("in pairs" if form.paired else f"rows by {form.together}"),
-        partial(_quads, form),
-        partial(_has_code, form),
-        emitter=form,
-    )
-    for form in (*_WIDE, *_TILES, *_NARROW)
+QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = (
+    *(
+        TableRow(
+            f"{'channels' if form.fours else 'inputs'} by four, "
+            + ("in pairs" if form.paired else f"rows by {form.together}"),
+            partial(_quads, form),
+            partial(_has_code, form),
+            emitter=form,
+        )
+        for form in (*_WIDE, *_TILES, *_NARROW)
+    ),
+    TableRow("inputs by two, rows in turn", _pairs, partial(_has_code, _BY_ROW), emitter=_BY_ROW),
 )
 
 
@@ -295,8 +352,8 @@ class ByteConvolution(NamedTuple):
 def byte_convolution_ns(work: ByteConvolution) -> float:
     """Predicted nanoseconds from bytes to bytes; infinite if there is no code."""
     planes, target = BytePlanes.plain(work.x_shape), work.planner.target
-    if work.groups > 1 and has_byte_depthwise(target):
-        return _byte_depthwise_ns(work, planes)
+    if by_channel(work):
+        return _byte_depthwise_ns(work)
     windows = windows_of(planes, *work.axes)
     result = BytePlanes.plain(work.y_shape, windows.planes.pitch)
     matrix = work.matrix()
@@ -307,18 +364,36 @@ def byte_convolution_ns(work: ByteConvolution) -> float:
     return ns + copy_cost(planes.bytes + 2 * windows.planes.bytes, target).ns
 
 
-def _byte_depthwise_ns(work: ByteConvolution, x: BytePlanes) -> float:
+def by_channel(work: ByteConvolution) -> bool:
+    """Whether a convolution with groups is for the kernel by channel.
+
+    With AVX2 the others are rows of quads with zeros outside of their groups.
+    """
+    if work.groups == 1 or work.planner.target.isa == "avx512":
+        return work.groups > 1
+    return _channel_windows(work) is not None
+
+
+def _channel_windows(work: ByteConvolution) -> tuple[float, ByteChannelWindows] | None:
+    """Return windows by channel, and the time of a copy of x for them; None without code."""
+    x, target = BytePlanes.plain(work.x_shape), work.planner.target
+    if work.adds or not work.groups == work.x_shape[1] == work.y_shape[1]:
+        return None
+    windows = byte_channel_windows(x, work.y_shape, *work.axes)
+    if windows is not None:
+        return 0.0, windows
+    planes = gaps_for(*work.axes, x)
+    windows = byte_channel_windows(planes, work.y_shape, *work.axes)
+    copying = copy_cost(x.bytes + 2 * planes.bytes, target).ns
+    return None if windows is None else (copying, windows)
+
+
+def _byte_depthwise_ns(work: ByteConvolution) -> float:
     target = work.planner.target
-    is_alike = work.groups == work.x_shape[1] == work.y_shape[1]
-    if not is_alike or work.adds or not target.has("avx512vbmi"):
+    found = _channel_windows(work) if has_byte_depthwise(target) else None
+    if found is None:
         return inf
-    copying, windows = 0.0, byte_channel_windows(x, work.y_shape, *work.axes)
-    if windows is None:
-        planes = gaps_for(*work.axes, x)
-        copying = copy_cost(x.bytes + 2 * planes.bytes, target).ns
-        windows = byte_channel_windows(planes, work.y_shape, *work.axes)
-    if windows is None:
-        return inf
+    copying, windows = found
     return copying + byte_depthwise_cost(windows, target).ns
 
 
@@ -369,8 +444,8 @@ def has_quads(target: Target) -> bool:
 
 
 def has_byte_depthwise(target: Target) -> bool:
-    """Whether groups are for the kernel by channel alone; with AVX2 they are zeros of quads."""
-    return target.isa == "avx512"
+    """Whether the target has the instructions for convolutions of bytes by channel."""
+    return target.isa == "avx2" or target.has("avx512vbmi")
 
 
 def fours_cost(planes: BytePlanes, target: Target) -> Cost:
@@ -423,9 +498,17 @@ def attention_cost(heads: ByteHeads, target: Target) -> Cost:
     return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")
 
 
-def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
-    """Cost of a depthwise convolution of bytes: four taps by 16 positions, and ends of 64."""
+def byte_depthwise_cost(
+    windows: ByteChannelWindows, target: Target, shapes: Sequence[tuple[Shape, int]] = ()
+) -> Cost:
+    """Cost of a depthwise convolution of bytes: four taps by 16 positions, and ends of 64.
+
+    With AVX2: pairs of taps by 32 positions, in bins of `shapes`, each with its number of
+    channels; by default two pairs of each row and two pairs a bin.
+    """
     y = windows.y
+    if target.isa == "avx2":
+        return _tap_pairs_cost(windows, target, shapes or ((_usual(windows), y.channels),))
     runs, quarters = y.vectors, 4 * y.vectors
     if not windows.is_whole:
         runs, quarters = y.rows * lines(y.columns), y.rows * ceil_div(y.columns, 16)
@@ -433,6 +516,18 @@ def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
     vectors = y.samples * y.channels * quarters
     ns = y.samples * y.channels * each / target.core.rates.cycles_per_ns
     return Cost(vectors, 0, windows.x.bytes + y.bytes, ns, "execution")
+
+
+def _usual(windows: ByteChannelWindows) -> Shape:
+    rows, columns = windows.taps
+    return (2,) * max(1, rows * ceil_div(columns + 1, 4))
+
+
+def _tap_pairs_cost(
+    windows: ByteChannelWindows, target: Target, shapes: Sequence[tuple[Shape, int]]
+) -> Cost:
+    moved = windows.x.bytes + windows.y.bytes
+    return _rows_cost(shapes, turns_of(windows).parts, windows.y.samples, moved, target)
 
 
 def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:

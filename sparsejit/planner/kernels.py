@@ -124,7 +124,7 @@ KERNELS: tuple[KernelRow, ...] = (
     ),
     KernelRow("fours", "convolution of bytes", _BOTH, _INT8, _COPY, fours_cost, _VNNI),
     KernelRow(
-        *("byte-depthwise", "convolution of bytes", _AVX512, _INT8, _BY_BYTES),
+        *("byte-depthwise", "convolution of bytes", _BOTH, _INT8, _BY_BYTES),
         *(byte_depthwise_cost, _VBMI),
     ),
     KernelRow("phases", "convolution of bytes", _BOTH, _INT8, _COPY, copy_cost, _VNNI),

@@ -116,6 +116,7 @@ class Assembler:
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
+        self._held: list[Line] | None = None
         self.prefetch_distance = prefetch_distance
         self.routines: dict[Hashable, Label] = {}  # routines that `call_routine` appended
         self.for_others: dict[Hashable, Label] = {}  # code that `routines.share_routine` shares
@@ -154,6 +155,9 @@ class Assembler:
 
     def emit(self, mnemonic: str, *operands: Operand) -> None:
         """Append one instruction; its operands hold plain numbers, no arrays."""
+        if self._held is not None:
+            self._held.append(Line(mnemonic, operands))
+            return
         form, code, reads_pool = encoded(mnemonic, operands)
         if self._placement is not None:
             self._make_room(len(code))
@@ -166,6 +170,32 @@ class Assembler:
             assert literal is not None
             self._singles.append((*form.field_at(len(self._code)), int(literal.offset)))
         self._code += code
+
+    @contextmanager
+    def held(self) -> Iterator[list[Line]]:
+        """Hold back the single instructions of the block: collect them in the list that it gets.
+
+        `emit_spread` appends them.
+        """
+        outer = self._held
+        lines: list[Line] = []
+        self._held = lines
+        try:
+            yield lines
+        finally:
+            self._held = outer
+
+    def emit_spread(self, lines: Sequence[Line], among: Sequence[Line]) -> None:
+        """Append `among`, with `lines` spread evenly over it; both keep their order."""
+        done = 0
+        for number, item in enumerate(among, 1):
+            self.emit(item.mnemonic, *item.operands)
+            due = len(lines) * number // len(among)
+            for other in lines[done:due]:
+                self.emit(other.mnemonic, *other.operands)
+            done = due
+        for other in lines[done:]:
+            self.emit(other.mnemonic, *other.operands)
 
     def stamp(self, count: int, lines: Sequence[Line]) -> None:
         """Append `count` rows, each of the `lines` in order that are not masked out.

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
-from test_byte_convolutions import LEVEL, NARROW, TARGET, is_near, quantised
+from test_byte_convolutions import LEVEL, NARROW, TARGET, check_bins, is_near, quantised
 from test_divided_steps import divided
 
+from sparsejit.asm_templates.convolution.int8_tap_pairs import bins_of_taps, taps_in_pairs
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult, windows
 from sparsejit.ir.spec import Activation, DType, Quantisation
@@ -114,16 +115,14 @@ class Channels:
 
 
 def run(case: Channels, x: Array, target: Target) -> Array:
-    """With AVX2 a filter's channel is where the zeros of a row of quads are not."""
     lowered = lower_model(case.graph(), ModelOptions(target))
-    kernel = "quads" if target is NARROW else "byte-depthwise"
-    assert any(step.kernel.startswith(kernel) for step in lowered.steps)
+    assert any(step.kernel.startswith("byte-depthwise") for step in lowered.steps)
     return run_built(built_model(lowered), [x[None]]).outputs[0][0]
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Channels:
-    sizes = st.sampled_from([1, 2, 7, 8, 14, 15, 16, 17, 31, 33, 64, 65, 130])
+    sizes = st.sampled_from([1, 2, 7, 8, 14, 15, 16, 17, 31, 33, 63, 64, 65, 130])
     kernel = draw(st.sampled_from([(3, 3), (3, 3), (5, 5), (7, 7), (1, 3), (2, 2), (4, 9)]))
     padding = draw(st.sampled_from([(0, 0), (1, 1), (kernel[0] // 2, kernel[1] // 2), (2, 3)]))
     least = [k - 2 * p for k, p in zip(kernel, padding, strict=True)]
@@ -185,6 +184,39 @@ def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Channels, target: T
         assert count
         parts = run_built(built_model(lowered), [x[None, :1]]).outputs[0][0]
         assert parts.tobytes() == together[:1].tobytes()
+
+
+@needs_vbmi
+@settings(max_examples=40)
+@given(case=cases())
+def test_both_levels_give_the_same_bytes(case: Channels) -> None:
+    (x,) = case.inputs()
+    assert run(case, x, NARROW).tobytes() == run(case, x, WITH_VBMI).tobytes()
+
+
+@settings(max_examples=80)
+@given(
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 7),
+    largest=st.sampled_from([3, 64, 65, 128]),
+    share=st.sampled_from([0.2, 0.6, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_no_bin_of_taps_exceeds_16_bits(
+    rows: int, columns: int, largest: int, share: float, seed: int
+) -> None:
+    """Pairs sum to the weights, from -128 to 127, and no bin sums beyond 255 times 128."""
+    random = np.random.default_rng(seed)
+    weights = random.integers(-largest, largest + 1, (9, rows, columns)).clip(-128, 127)
+    weights[random.random(weights.shape) > share] = 0
+    weights[0], weights[1], weights[2] = -128, 127, 0
+    check_bins(bins_of_taps(weights.astype(np.int8)), 9)
+    pairs, found = taps_in_pairs(weights.astype(np.int8)), np.zeros((9, rows, columns + 1), int)
+    for side in range(2):
+        at = pairs.row, pairs.places[:, 0], pairs.places[:, 1] + side
+        np.add.at(found, at, pairs.weights[:, side])
+    np.testing.assert_array_equal(found[..., :columns], weights)
+    assert not found[..., columns:].any()
 
 
 @at_both_levels

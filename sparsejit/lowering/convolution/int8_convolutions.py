@@ -31,6 +31,7 @@ from sparsejit.asm_templates.convolution.int8_depthwise import (
     emit_byte_depthwise,
     gaps_for,
 )
+from sparsejit.asm_templates.convolution.int8_pair_code import LoweredPairs
 from sparsejit.asm_templates.convolution.int8_planes import (
     BytePhase,
     BytePlanes,
@@ -39,6 +40,8 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     windows_of,
 )
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
+from sparsejit.asm_templates.convolution.int8_row_pairs import emit_row_pairs, pair_rows
+from sparsejit.asm_templates.convolution.int8_tap_pairs import emit_tap_pairs, has_room, pair_taps
 from sparsejit.asm_templates.convolution.int8_tiles import emit_tiles
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.ir.operator import Node
@@ -67,10 +70,10 @@ from sparsejit.planner.int8_plan import (
     ByteColumns,
     ByteConvolution,
     QuadWork,
+    by_channel,
     byte_convolution_ns,
     byte_depthwise_cost,
     fills_vectors,
-    has_byte_depthwise,
     plan_quads,
     takes_columns,
 )
@@ -113,17 +116,23 @@ def _taps(low: Lowering, node: Node) -> SparseMatrix:
 def _depthwise_step(
     low: Lowering, node: Node, lowered: LoweredByteDepthwise, x: View, result: View
 ) -> Step:
+    windows = lowered.windows
+    paired = pair_taps(lowered) if low.target.isa == "avx2" else None
+
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
-        emit_byte_depthwise(asm, lowered)
+        if paired is not None:
+            emit_tap_pairs(asm, paired, windows)
+        else:
+            emit_byte_depthwise(asm, lowered)
 
     def divide(threads: int) -> list[list[Step]]:
-        if lowered.windows.y.samples > 1:
+        if lowered.windows.y.samples > 1 or (paired is not None and not has_room(windows)):
             return []
-        return [[part(*some) for some in cut(lowered.windows.y.channels, threads)]]
+        return [[part(*some) for some in cut(windows.y.channels, threads)]]
 
     def part(first: int, end: int) -> Step:
-        windows, some = lowered.windows, slice(first, end)
+        some = slice(first, end)
         planes = (replace(each, channels=end - first) for each in (windows.x, windows.y))
         x_planes, y_planes = planes
         fewer = replace(
@@ -136,15 +145,16 @@ def _depthwise_step(
         made = _depthwise_step(low, node, fewer, *views)
         return replace(made, share=f"channels {first} to {end - 1}")
 
-    windows = lowered.windows
-    cost, weights = byte_depthwise_cost(windows, low.target), lowered.weights.size
+    shapes = () if paired is None else paired.shapes
+    cost, weights = byte_depthwise_cost(windows, low.target, shapes), lowered.weights.size
+    taps = "four" if paired is None else "two"
     operations = 2 * weights * windows.y.samples * windows.y.rows * windows.y.columns
     facts = Facts(
-        f"bytes to bytes by channel, four taps at a time, bound by {cost.bound}",
+        f"bytes to bytes by channel, {taps} taps at a time, bound by {cost.bound}",
         predicted_ns=cost.ns,
         nnz=int(np.count_nonzero(lowered.weights)),
         weights=weights,
-        weight_bytes=lowered.channels.nbytes,
+        weight_bytes=lowered.channels.nbytes if paired is None else paired.nbytes,
         effective_flops=operations,
         flops=operations * int(np.count_nonzero(lowered.weights)) // max(1, weights),
         bound=cost.bound,
@@ -202,11 +212,11 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     """Append the steps of a convolution. Raises CompileError if the target has no code for it."""
     op, (value, _, *others) = node.op, node.inputs
     assert isinstance(op, Convolution) and op.rounding is not None
-    by_channel = op.groups > 1 and has_byte_depthwise(low.target)
-    check_bytes(low, node, "byte-depthwise" if by_channel else "quads")
+    is_by_channel = by_channel(_work(low, node))
+    check_bytes(low, node, "byte-depthwise" if is_by_channel else "quads")
     assert op.x_steps is not None
     image = bytes_of(low, value, op.x_steps)
-    if by_channel:
+    if is_by_channel:
         lower_byte_depthwise(low, node, image)
         return
     windows, x = _windows(low, image, node_axes(node), node, image.steps.zero_point + ZERO)
@@ -308,7 +318,7 @@ class _Product:
         into = self.result.sliced(1, first, end)
         return replace(self, reads=reads, result=into, first=first, end=end)
 
-    def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, Cost]:
+    def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads | LoweredPairs, Cost]:
         """The weights of these output channels, their lowered kernel and its cost."""
         matrix, each = _plain_filters(low, self.node)
         matrix, bias = matrix.rows(self.first, self.end), each.bias
@@ -322,6 +332,12 @@ class _Product:
         target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
         work = QuadWork(matrix, windows, self.part, adds, target)
         cost = plan_quads(work, form).price.cost
+        if form.by_row:
+            between = windows.planes, self.part
+            is_first = self.first == 0
+            return matrix, pair_rows(
+                integers, places, between, ends, epilogue, is_first=is_first
+            ), cost
         where = places + before, self.y.channel
         stream = quad_stream(integers, *where, ends, form, len(windows.taps))
         ways = stream, epilogue, form, windows.met_bytes, self.first == 0
@@ -334,7 +350,10 @@ def _step(low: Lowering, product: _Product) -> Step:
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         at.reads[-1].point(asm, rdx)
-        (emit_tiles if product.form.is_tile else emit_quads)(asm, lowered)
+        if isinstance(lowered, LoweredPairs):
+            emit_row_pairs(asm, lowered)
+        else:
+            (emit_tiles if product.form.is_tile else emit_quads)(asm, lowered)
 
     def divide(threads: int) -> list[list[Step]]:
         if product.y.samples > 1:
@@ -346,7 +365,7 @@ def _step(low: Lowering, product: _Product) -> Step:
             _step(low, product.some(first, end)), share=f"channels {first} to {end - 1}"
         )
 
-    facts = _facts(matrix, product, cost, lowered.stream.nbytes)
+    facts = _facts(matrix, product, cost, lowered.nbytes)
     return Step(
         kernel_name("byte-tiles" if product.form.is_tile else "quads", low.target),
         product.node.output.origin,
@@ -374,6 +393,8 @@ def _facts(
     together = form.together
     rows = "a row" if together == 1 else f"{together} rows"
     four = "four channels side by side" if form.fours else "four inputs"
+    if form.by_row:
+        four = "two inputs"
     return Facts(
         f"bytes to bytes, {four} of {rows} at a time, bound by {cost.bound}",
         predicted_ns=cost.ns,
@@ -394,11 +415,16 @@ def byte_product_ns(low: Lowering, node: Node) -> float:
     assert isinstance(op, Convolution)
     if op.transposed or max(op.stride) > 2 or len(x.shape) not in (3, 4):
         return inf
+    return byte_convolution_ns(_work(low, node))
+
+
+def _work(low: Lowering, node: Node) -> ByteConvolution:
+    """A convolution as the planner prices it."""
+    op, x = node.op, node.inputs[0]
+    assert isinstance(op, Convolution)
     adds, planner = len(node.inputs) > 3, low.options.planner
     sizes = x.shape, node.output.shape, node_axes(node), op.groups, adds
-    return byte_convolution_ns(
-        ByteConvolution(*sizes, lambda: _plain_filters(low, node)[0], planner)
-    )
+    return ByteConvolution(*sizes, lambda: _plain_filters(low, node)[0], planner)
 
 
 def takes_byte_columns(low: Lowering, node: Node) -> bool:
