@@ -46,7 +46,7 @@ def read_catboost(model: Any) -> ReadForest:
             f"the {type(model).__name__} has loss_function={loss!r}, which has no graph; fit it "
             "with another, or leave it to its own predict"
         )
-    splits = _Splits(data, len(model.feature_names_))
+    splits = _CatBoostSplits(data, len(model.feature_names_))
     trees = _ReadTrees(splits)
     for tree in data.get("oblivious_trees", ()):
         trees.add_oblivious(tree)
@@ -100,14 +100,14 @@ def columns_of_catboost(model: Any) -> HashColumns | None:
         return None
     count = len(model.feature_names_)
     categories = [int(number) for number in model.get_cat_feature_indices()]
-    return hash_columns(count, categories, _Splits(_as_json(model), count).columns)
+    return hash_columns(count, categories, _CatBoostSplits(_as_json(model), count).columns)
 
 
 def is_catboost(estimator: Any) -> bool:
     return type(estimator).__module__.startswith("catboost")
 
 
-class _Splits:
+class _CatBoostSplits:
     """The columns that trees compare: `features` of X, then `columns` of hashes.
 
     CatBoost numbers its splits: all borders of numbers, all categories that are compared, all
@@ -205,7 +205,7 @@ def _signed(value: int) -> float:
 class _ReadTrees:
     """Nodes, leaves and roots of trees, as they are added."""
 
-    def __init__(self, splits: _Splits) -> None:
+    def __init__(self, splits: _CatBoostSplits) -> None:
         self.splits = splits.splits
         self.nodes, self.leaves, self.roots = Nodes(), list[Array](), list[int]()
         self.count = 0
