@@ -273,7 +273,8 @@ class SparseMatrix:
         nonzeros = self.nonzeros
         largest = nonzeros.largest_by_row(np.abs(nonzeros.values))
         steps = np.maximum(largest / np.float32(LARGEST_INT8), np.float32(SMALLEST_SCALE))
-        is_whole = self._are_whole(np.ones_like(steps)) & (largest > 0) & (largest <= LARGEST_INT8)
+        parts = np.abs(nonzeros.values - np.rint(nonzeros.values))
+        is_whole = (nonzeros.largest_by_row(parts) == 0) & (largest > 0) & (largest <= LARGEST_INT8)
         steps[is_whole] = 1.0
         others = ~self._are_whole(steps) & (steps > SMALLEST_SCALE)
         for row in np.flatnonzero(others):

@@ -242,7 +242,7 @@ def test_nan_spoils_its_column_alone(layout: Layout) -> None:
 
 def test_a_row_whose_sum_may_overflow_is_named() -> None:
     too_many = np.zeros((3, 133_145), np.float32)
-    too_many[1] = -1
+    too_many[1] = -0.5
     spec = int8_batch(too_many.shape, 4)
     with pytest.raises(InvalidInput, match=r"weights\[1\] has 133145 nonzeros"):
         amx_layout.lower(spec, SparseMatrix(too_many), tile_target())

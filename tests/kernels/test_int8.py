@@ -146,15 +146,15 @@ MOST_ONES = (2**31 - 1) // 127**2
 
 @pytest.mark.parametrize("row", PERMUTE)
 def test_the_largest_sum_that_fits(row):
-    ones = np.ones((1, MOST_ONES), np.float32)
-    y = outputs(row, int8_spec(ones, 1 / 127), ones, ones[0])
-    np.testing.assert_allclose(y, MOST_ONES, rtol=1e-6)
+    halves = np.full((1, MOST_ONES), 0.5, np.float32)  # 127 steps each
+    y = outputs(row, int8_spec(halves, 1 / 127), halves, np.ones(MOST_ONES, np.float32))
+    np.testing.assert_allclose(y, MOST_ONES / 2, rtol=1e-6)
 
 
 @every_template
 def test_a_row_whose_sum_may_overflow_is_named(row):
     too_many = np.zeros((3, MOST_ONES + 1), np.float32)
-    too_many[1] = -1
+    too_many[1] = -0.5
     with pytest.raises(InvalidInput, match=r"weights\[1\] has 133145 nonzeros"):
         compile_kernel(row, int8_spec(too_many), SparseMatrix(too_many))
 

@@ -104,6 +104,15 @@ def test_rows_of_whole_steps_keep_them_as_int8(least: int) -> None:
         np.testing.assert_array_equal(found, integers)
 
 
+def test_the_step_of_whole_numbers_is_one() -> None:
+    """So that their sums are whole numbers; not of numbers close to these."""
+    weights = np.float32([[1, -1, 0], [63, 21, -42], [127, 1, 5], [128, 1, 5], [1.25, 2, 3]])
+    matrix = SparseMatrix(np.concatenate([weights, np.float32([[1e-5, 0, 1e-6]])]))
+    np.testing.assert_array_equal(matrix.int8_steps[:3], 1)
+    assert np.all(matrix.int8_steps[3:] != 1)
+    assert matrix.int8_steps[5] < 1e-6
+
+
 def test_rows_of_other_numbers_have_127_steps() -> None:
     weights = np.random.default_rng(0).standard_normal((9, 50)).astype(np.float32)
     weights[3] = 0
