@@ -273,7 +273,7 @@ def test_whole_numbers_that_the_library_rounds_down_are_refused() -> None:
     assert sampler.transform(rows).dtype == rows.dtype
     compiled = sparsejit.compile(sampler)
     for each in (rows, rows.tolist(), csr_matrix(rows)):
-        with pytest.raises(InvalidInput, match="X has dtype int64, to which a sampler rounds"):
+        with pytest.raises(InvalidInput, match="X has dtype int64, to which scikit-learn rounds"):
             compiled.transform(each)
     texts = ["one two", "two three", "three"]
     with pytest.raises(InvalidInput, match="gives whole counts"):

@@ -104,10 +104,15 @@ def test_tiles_of_one_and_of_many(name: str, isa: str) -> None:
 @pytest.mark.parametrize("dtype", STORAGE_BOUNDS)
 @pytest.mark.parametrize("name", ["mlp", "gru-tagger", "temporal-convolutions"])
 def test_stored_weights(name: str, dtype: str, isa: str) -> None:
-    """Errors stay within the bound, and are not float32's."""
+    """Errors stay within the bound, and are not float32's where a layer gains by the dtype.
+
+    Convolutions that are predicted to be slower in int8 stay in float32.
+    """
     _, wanted = exported(name, DENSITY, 3)
     found = run(made(name, DENSITY, isa, 3, dtype), name, 3)
     compare(found, wanted[3], STORAGE_BOUNDS[dtype])
+    if (name, dtype) == ("temporal-convolutions", "int8"):
+        return
     with pytest.raises(AssertionError):
         compare(found, wanted[3], BOUND)
 
