@@ -104,7 +104,9 @@ def _filled(
     """A column with NaN replaced by the mean of its donors, or of the fit where none is near."""
     has = ~np.isnan(numbers)
     own = numbers[has]
-    count, mean = min(int(imputer.n_neighbors), len(own)), float(own.mean())
+    count = min(int(imputer.n_neighbors), len(own))
+    # As the library adds up, in the dtype of the fit.
+    mean = float(np.ma.array(numbers.astype(imputer._fit_X.dtype), mask=~has).mean())
     f = double_formula(writer, "donors")
     away_of = writer.constant(np.where(has, 0.0, _FAR)[None], "donors", DOUBLE)
     donors = f.finish(f("add", away, away_of))
@@ -127,8 +129,11 @@ def _filled(
     f = double_formula(writer, "imputed")
     is_alone = f("equal", share, 0.0)
     value = f("add", f("div", total, f("where", is_alone, 1.0, share)), float(middle))
-    value = f("where", is_alone, mean, value)
-    return f.finish(f("where", f("not_equal", x, x), value, x), shape=x.shape)
+    filled = f.finish(f("where", is_alone, mean, value), shape=x.shape)
+    if writer.takes_singles:  # the library writes into X
+        filled = scaled_columns(writer, single(writer, filled), np.zeros(1, np.int64))
+    f = double_formula(writer, "imputed")
+    return f.finish(f("where", f("not_equal", x, x), filled, x), shape=x.shape)
 
 
 IMPUTERS = {"KNNImputer": Model(transform=_imputed)}

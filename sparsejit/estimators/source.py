@@ -154,7 +154,14 @@ def _frame_of(estimator: Any) -> Array | None:
             f"the {type(last).__name__} returns frames of {asked}; call set_output(transform="
             "'pandas') or 'default'"
         )
-    return np.asarray(estimator.get_feature_names_out(), object)
+    try:
+        return np.asarray(estimator.get_feature_names_out(), object)
+    except (AttributeError, ValueError) as error:
+        raise InvalidInput(
+            f"the {type(last).__name__} returns frames, and a step names no columns ({error}); "
+            "give a FunctionTransformer feature_names_out='one-to-one', or call "
+            "set_output(transform='default')"
+        ) from error
 
 
 def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]:

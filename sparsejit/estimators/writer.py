@@ -62,6 +62,11 @@ class EstimatorWriter(PieceWriter):
             self.features += len(numbers)
         self.begin(())
 
+    @property
+    def takes_singles(self) -> bool:
+        """Whether X is float32."""
+        return self._given.type.element is Element.FLOAT32
+
     def begin(self, steps: Sequence[Any], is_whole: bool = False) -> None:
         """Apply steps to X, and make the result the current columns, which methods read.
 

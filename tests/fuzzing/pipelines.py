@@ -255,7 +255,7 @@ def make(seed: int) -> PipelineCase:
             try:
                 estimator, target = _estimator(draw, table, y, form)
                 estimator.fit(given, target)
-            except (AttributeError, TypeError, ValueError):
+            except (AttributeError, IndexError, TypeError, ValueError):
                 continue
         return PipelineCase(seed, estimator, _formed(_rows(draw, table), form))
 
@@ -434,6 +434,9 @@ def _assert_same(
         offset = np.abs(getattr(_last(case.estimator), "offset_", 0.0))
         size = max(size, float(np.max(offset)))
     away = np.abs(np.where(finite, one, 0.0) - np.where(finite, other, 0.0)) / size
+    if method == "predict_log_proba" and other.dtype == np.float32:
+        # The library takes logarithms of probabilities that it rounded.
+        away -= np.finfo(np.float32).eps / np.exp(np.where(finite, other, 0.0)) / size
     wrong = (away > TOLERANCE).reshape(len(other), -1).any(axis=1)
     wrong = _unexplained(case, method, one, wrong)
     error = float(away[wrong].max(initial=0.0))
@@ -441,7 +444,12 @@ def _assert_same(
 
 
 def _unexplained(case: PipelineCase, method: str, found: Array, wrong: Array) -> Array:
-    """The wrong rows that no choice among neighbours at the same distance explains."""
+    """The wrong rows that no choice among neighbours at the same distance explains.
+
+    A `KNNImputer` chooses donors for missing numbers, often among many at the same distance.
+    """
+    if "KNNImputer" in case.title:
+        wrong = wrong & ~pandas.isna(pandas.DataFrame(_dense(case.rows))).any(axis=1).to_numpy()
     last = _last(case.estimator)
     if not (wrong.any() and type(last).__name__.startswith("KNeighbors")):
         return wrong

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,14 @@ from sklearn.impute import KNNImputer
 from sklearn.kernel_approximation import Nystroem, RBFSampler
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import FeatureUnion, make_pipeline
-from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    RobustScaler,
+    StandardScaler,
+)
 from sklearn.random_projection import GaussianRandomProjection
 from sklearn.tree import DecisionTreeRegressor
 
@@ -159,3 +167,19 @@ def test_forests_do_not_stand_behind_them() -> None:
     pipeline = make_pipeline(before, DecisionTreeRegressor()).fit(X, Y)
     with pytest.raises(InvalidInput, match="KNNImputer cannot stand before"):
         sparsejit.compile(pipeline)
+
+
+def test_a_mean_in_float32_is_the_library_s_own() -> None:
+    """A single column, scaled by its median, which is that mean: its norm is 0 or 1."""
+    x = np.float32([[0.423], [0.309], [-1.589], [np.nan], [0.721], [-1.088], [np.nan], [np.nan]])
+    x = np.concatenate([x, np.full((3, 1), np.nan, np.float32)])
+    steps = make_pipeline(KNNImputer(n_neighbors=3), RobustScaler(), Normalizer("l1")).fit(x)
+    np.testing.assert_array_equal(sparsejit.compile(steps).transform(x), steps.transform(x))
+
+
+def test_frames_of_a_step_without_names_are_refused() -> None:
+    frame = pandas.DataFrame({"a": [1.0, -2.0, 3.0]})
+    parts = ColumnTransformer([("own", FunctionTransformer(np.abs), ["a"])])
+    parts = parts.fit(frame).set_output(transform="pandas")
+    with pytest.raises(InvalidInput, match=r"a step names no columns .*feature_names_out"):
+        sparsejit.compile(parts)
