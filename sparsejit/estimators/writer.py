@@ -10,6 +10,14 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import SELECTORS, ColumnScales, each_step, parts_of
+from sparsejit.estimators.exact_scaling import (
+    FILL,
+    TAKE,
+    UNKNOWN,
+    ScalingOperation,
+    begins_scaling,
+    scaling_operations,
+)
 from sparsejit.estimators.lifting import NumberColumn
 from sparsejit.estimators.parts import DECOMPOSITIONS, Link, Mapped, Stack, is_mixing, linear_map
 from sparsejit.estimators.piece_writer import PieceWriter
@@ -24,6 +32,7 @@ from sparsejit.frontends.writing.arranging import joined, reshaped
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
+from sparsejit.ir.ops.pointwise import Cast
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array, Element, TensorType, Value
@@ -121,6 +130,8 @@ class EstimatorWriter(PieceWriter):
         """Make the columns of x the current columns; the library has x in this dtype."""
         self.x, self._columns = x, ColumnScales.of(x.shape[1], dtype)
         self._beside: tuple[Value, ColumnScales] | None = None
+        # The columns before the first scaler, and all operations from it on.
+        self._unscaled, self._scaling = self._columns, list[ScalingOperation]()
 
     def transform(self, step: Any) -> None:
         """Apply a step to the current columns."""
@@ -134,11 +145,16 @@ class EstimatorWriter(PieceWriter):
             return
         if is_written(step):
             dtype = self._columns.dtype
-            x = self.columns(Element.FLOAT64)
+            compares = kind == "KBinsDiscretizer"
+            x = self._exact_columns(kind) if compares else self.columns(Element.FLOAT64)
             self._read(WRITTEN[kind](self.at(kind), x, step, dtype))
             return
         if not is_mixing(step):
-            self._columns = self._columns.behind(step)
+            if self._scaling or begins_scaling(step):
+                self._scaling += scaling_operations(step, self._columns.dtype)
+                self._columns = self._columns.behind(step)
+            else:
+                self._columns = self._unscaled = self._columns.behind(step)
             return
         if isinstance(step, Stack):
             if isinstance(step, Link):
@@ -150,6 +166,51 @@ class EstimatorWriter(PieceWriter):
             self._read(step.write(self))
             return
         self._decompose(step)
+
+    def _exact_columns(self, kind: str) -> Value:
+        """The current columns in float64, to the last bit as the library scales them.
+
+        Raises InvalidInput for steps that are not known to this bit, behind which a step of this
+        kind compares.
+        """
+        if not self._scaling or self._beside is not None:
+            return self.columns(Element.FLOAT64)
+        dtype, self._columns = self._columns.dtype, self._unscaled
+        made = self.columns(Element.FLOAT64)
+        for function, numbers in self._scaling:
+            if function == UNKNOWN:
+                raise InvalidInput(
+                    f"the {kind} compares the results of scalers and a {numbers[0]} to the last "
+                    f"bit; put it before these, or leave it out"
+                )
+            made = self._scaled(made, function, numbers, dtype)
+        return made
+
+    def _scaled(
+        self, x: Value, function: str, numbers: Array, dtype: np.dtype[Any]
+    ) -> Value:
+        """x (batch, columns) behind an operation in that dtype, as float64."""
+        if function == TAKE:
+            return self._widened(x, numbers)
+        f = self.at("scaled").formula("scaled", Element.FLOAT64)
+        row = np.asarray(numbers, np.float64)[None]
+        operand = self.constant(row, "scaled.numbers", Element.FLOAT64)
+        if function == FILL:
+            made = f.finish(f("where", f("not_equal", x, x), operand, x), shape=x.shape)
+        else:
+            made = f.finish(f(function, x, operand), shape=x.shape)
+        if dtype == _DOUBLE:
+            return made
+        return self._widened(self.one(Cast(Element.FLOAT32), made), np.arange(x.shape[1]))
+
+    def _widened(self, x: Value, places: Array) -> Value:
+        """Some columns of x, in float64."""
+        columns = ColumnScales.of(x.shape[1], _DOUBLE).take(places)
+        constants = (
+            self.constant(columns.source, "columns"),
+            self.constant(columns.operand, "columns.numbers", Element.FLOAT64),
+        )
+        return self.one(ScaledColumns(x.type.element, Element.FLOAT64), x, *constants)
 
     def _apply(self, step: Any) -> None:
         """Apply a FunctionTransformer in the dtype of the library, and note what it must give."""
@@ -177,8 +238,11 @@ class EstimatorWriter(PieceWriter):
     def _in_parts(self, transformer: Any) -> None:
         """Apply the parts of a ColumnTransformer one after another, each in float64."""
         x, columns, made = self.x, self._columns, []
+        unscaled, scaling = self._unscaled, self._scaling
         for part in parts_of(transformer, len(columns.source)):
             self.x, self._columns = x, columns.take(part.columns)
+            self._unscaled = unscaled if scaling else self._columns
+            self._scaling = [*scaling, (TAKE, part.columns)] if scaling else []
             for step in part.steps:
                 self.transform(step)
             made.append(self.columns(Element.FLOAT64))
