@@ -89,11 +89,12 @@ def check_digits(owner: Any, weights: Array, known: Array) -> None:
     The library's own results then depend on the order of its sums.
     """
     lost = float(np.abs(weights).sum(axis=1).max(initial=0.0)) * 2.0**-52
-    largest = float(np.abs(owner.predict(known[:_SOME])).max(initial=0.0))
+    method = getattr(owner, "decision_function", owner.predict)
+    largest = float(np.abs(method(known[:_SOME])).max(initial=0.0))
     if lost > _LOST * largest:
         raise InvalidInput(
             f"the {type(owner).__name__} has weights that sum to {lost * 2.0**52:.0e}, so that its "
-            f"results of about {largest:.0e} have no digits left; fit it with a larger alpha"
+            f"results of about {largest:.0e} have no digits left; fit it with a larger alpha or nu"
         )
 
 

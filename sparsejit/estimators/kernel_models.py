@@ -47,6 +47,9 @@ def weighted_kernels(
     return many_products(writer, kernel.of(writer, known), weights, bias, "scores")
 
 
+_LARGE_WEIGHTS = 1e8
+
+
 def _svm_scores(estimator: Any) -> Callable[[EstimatorWriter], Value]:
     """The function that writes libsvm's decision values, float64 (batch, pairs or 1)."""
     if estimator.kernel == "precomputed" or callable(estimator.kernel):
@@ -69,6 +72,8 @@ def _svm_scores(estimator: Any) -> Callable[[EstimatorWriter], Value]:
             f"pairs of classes, more than {MOST_DOUBLES:,} numbers; fit it to fewer samples"
         )
     check_held(estimator, "its coefficients", np.append(weights, bias))
+    if np.abs(weights).sum() > _LARGE_WEIGHTS:  # decisions of support vectors are about 1
+        check_digits(estimator, weights, known)
     return lambda writer: weighted_kernels(writer, kernel, known, weights, bias)
 
 

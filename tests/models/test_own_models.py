@@ -398,3 +398,14 @@ def test_labels_of_whole_numbers_differ_at_most_where_rows_are_equally_near(
     wrong = sparsejit.compile(estimator, rows).predict(rows) != estimator.predict(rows)
     assert not wrong[~is_tied].any()
     assert algorithm != "brute" or not wrong.any()
+
+
+def test_support_vectors_whose_weights_cancel_are_refused() -> None:
+    """Weights of 1e12 at the same place, of which a difference of about 1 is left."""
+    draw = np.random.default_rng(0)
+    model = SVC().fit(np.repeat(draw.standard_normal((8, 1)), 2, axis=0), np.arange(16) % 2)
+    pairs = np.sign(model._dual_coef_) * 1e12
+    assert pairs.sum() == 0
+    model._dual_coef_ = pairs
+    with pytest.raises(InvalidInput, match="have no digits left"):
+        sparsejit.compile(model)
