@@ -1,4 +1,4 @@
-"""Bins behind scalers: numbers of the fit are edges, at which the last bit decides."""
+"""Bins and quantiles behind scalers jump at numbers of the fit, where the last bit decides."""
 
 from typing import Any
 
@@ -15,6 +15,7 @@ from sklearn.preprocessing import (
     KBinsDiscretizer,
     MaxAbsScaler,
     MinMaxScaler,
+    QuantileTransformer,
     RobustScaler,
     StandardScaler,
 )
@@ -75,3 +76,13 @@ def test_models_behind_them_choose_alike() -> None:
     model = make_pipeline(StandardScaler(), bins, LogisticRegression()).fit(x, x[:, 0] > x[:, 1])
     found = sparsejit.compile(model).predict_proba(x)
     np.testing.assert_allclose(found, model.predict_proba(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaler", SCALERS, ids=repr)
+def test_quantiles_jump_where_numbers_repeat(scaler: Any) -> None:
+    for seed in range(3):
+        x = np.round(rows(seed, "float64") / 10) * 0.1
+        steps = make_pipeline(scaler, QuantileTransformer(n_quantiles=10)).fit(x)
+        found = sparsejit.compile(steps).transform(x)
+        np.testing.assert_allclose(found, steps.transform(x), rtol=0, atol=1e-6)
