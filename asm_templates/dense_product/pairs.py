@@ -7,10 +7,12 @@
 `vdpbf16ps sum, a, b` adds both products of each pair to the sum of its lane, in float32.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace
-from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, SET_BYTES, FloatArray
+from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, FloatArray, copied_pitch
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, load_masked, set_tail_mask
 from sparsejit.asm_templates.shared.rows import zero
@@ -39,13 +41,24 @@ _LOW_MASK, _HIGH_MASK = k(5), k(6)
 _LOW, _HIGH, _ORDER = zmm(29), zmm(30), zmm(31)
 
 
-def pair_pitch(depth: int) -> int:
-    """Return the bytes from one row of pairs to the next: whole cache lines.
+class StripColumns(NamedTuple):
+    """The columns of a strip of B: vectors; the last has `lanes_of_last` lanes, 0 for all."""
 
-    Consecutive rows begin in different sets of the cache.
-    """
-    lines = _LINE * ceil_div(depth, 2 * _LANES)
-    return lines + _LINE * (lines % SET_BYTES == 0)
+    vectors: int
+    lanes_of_last: int
+
+    def load(self, asm: Assembler, register: Register, number: int, offset: int) -> None:
+        """register = a vector of the row `offset` bytes behind rax; zeros past the last column."""
+        place = Memory(_FROM, offset + _LINE * number)
+        if self.lanes_of_last and number == self.vectors - 1:
+            load_masked(asm, register, TAIL_MASK, place)
+        else:
+            asm.emit("vmovups", register, place)
+
+
+def pair_pitch(depth: int) -> int:
+    """Return the bytes from one row of pairs to the next, as `copied_pitch` spreads them."""
+    return copied_pitch(4 * ceil_div(depth, 2))
 
 
 def fits_stack(spec: DenseProduct) -> bool:
@@ -100,38 +113,32 @@ def emit_paired_rows(asm: Assembler, spec: DenseProduct, source: Register, into:
 
 
 def emit_paired_strip(
-    asm: Assembler, spec: DenseProduct, strip: MatrixPlace, vectors: int, lanes_of_last: int
+    asm: Assembler, spec: DenseProduct, strip: MatrixPlace, columns: StripColumns
 ) -> None:
-    """Append code that rounds a strip of B to pairs at rsp; two rows become `vectors` vectors.
+    """Append code that rounds a strip of B to pairs at rsp; two rows become a vector for each
+    vector of columns. An odd depth ends with zeros.
 
-    The last vector has `lanes_of_last` lanes, or all if that is 0. An odd depth ends with zeros.
     Clobbers rax, rcx, r8, k7 and vectors.
     """
     order = np.arange(2 * _LANES).reshape(2, _LANES).T.astype(np.uint16)
     asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order.ravel())))
-    if lanes_of_last:
-        set_tail_mask(asm, lanes_of_last)
+    if columns.lanes_of_last:
+        set_tail_mask(asm, columns.lanes_of_last)
     asm.emit("mov", _FROM, strip.base)
     asm.emit("mov", _TO, rsp)
 
-    def load(register: Register, number: int, place: Memory) -> None:
-        if lanes_of_last and number == vectors - 1:
-            load_masked(asm, register, TAIL_MASK, place)
-        else:
-            asm.emit("vmovups", register, place)
-
     def pair(has_second: bool) -> None:
-        for number in range(vectors):
-            load(_LOW, number, Memory(_FROM, _LINE * number))
+        for number in range(columns.vectors):
+            columns.load(asm, _LOW, number, 0)
             if has_second:
-                load(_HIGH, number, Memory(_FROM, strip.pitch + _LINE * number))
+                columns.load(asm, _HIGH, number, strip.pitch)
             else:
                 zero(asm, _HIGH)
             asm.emit("vcvtne2ps2bf16", _LOW, _HIGH, _LOW)
             asm.emit("vpermw", _LOW, _ORDER, _LOW)
             asm.emit("vmovups", Memory(_TO, _LINE * number), _LOW)
         asm.emit("add", _FROM, 2 * strip.pitch)
-        asm.emit("add", _TO, _LINE * vectors)
+        asm.emit("add", _TO, _LINE * columns.vectors)
 
     repeat(asm, spec.depth // 2, r8, lambda: pair(True))
     if spec.depth % 2:

@@ -9,12 +9,12 @@ of its lane, in int32. Behind the bytes of a row of A or of a strip of B lie the
 these are dynamic.
 """
 
-from typing import NamedTuple
 
 import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace
-from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, SET_BYTES, FloatArray
+from sparsejit.asm_templates.dense_product.pairs import StripColumns
+from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, FloatArray, copied_pitch
 from sparsejit.asm_templates.gather.int8_boundary import (
     LANES,
     OFFSET,
@@ -30,7 +30,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     to_int32,
 )
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.masks import TAIL_MASK, load_masked, set_tail_mask
+from sparsejit.asm_templates.shared.masks import set_tail_mask
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DenseProduct, MatVec
@@ -58,23 +58,9 @@ _PACKED, _LOADED, _BITS = (zmm(number) for number in range(3))
 _FROM, _TO, _LEFT_OF_STRIP = rax, rcx, r8
 
 
-class StripColumns(NamedTuple):
-    """The columns of a strip: vectors, of which the last has `lanes_of_last` lanes, 0 for all."""
-
-    vectors: int
-    lanes_of_last: int
-
-    def register(self, number: int) -> Register:
-        """Return the register of a vector's reciprocals."""
-        return zmm(LANES + number)
-
-    def load(self, asm: Assembler, register: Register, number: int, offset: int) -> None:
-        """register = a vector of the row `offset` bytes behind rax; zeros past the last column."""
-        place = Memory(_FROM, offset + CACHE_LINE_BYTES * number)
-        if self.lanes_of_last and number == self.vectors - 1:
-            load_masked(asm, register, TAIL_MASK, place)
-        else:
-            asm.emit("vmovups", register, place)
+def _reciprocals(number: int) -> Register:
+    """Return the register of the reciprocals of a vector of columns."""
+    return zmm(LANES + number)
 
 
 def scale_offset(depth: int) -> int:
@@ -83,13 +69,8 @@ def scale_offset(depth: int) -> int:
 
 
 def quad_pitch(depth: int) -> int:
-    """Return the bytes from one row of A to the next: whole cache lines.
-
-    Consecutive rows begin in different sets of the cache.
-    """
-    line = CACHE_LINE_BYTES
-    lines = round_up(scale_offset(depth) + 4, line)
-    return lines + line * (lines % SET_BYTES == 0)
+    """Return the bytes from one row of A and its scale to the next, by `copied_pitch`."""
+    return copied_pitch(scale_offset(depth) + 4)
 
 
 def fits_stack(rows: int, depth: int) -> bool:
@@ -151,7 +132,7 @@ def emit_quantised_strip(
         _find_scales(asm, product.depth, strip, columns, behind)
     else:
         for number in range(columns.vectors):
-            fixed_reciprocal(asm, each, columns.register(number))
+            fixed_reciprocal(asm, each, _reciprocals(number))
     offset = asm.constant(int.from_bytes([OFFSET] * 4, "little", signed=True))
     asm.emit("mov", _FROM, strip.base)
     asm.emit("mov", _TO, rsp)
@@ -162,7 +143,7 @@ def emit_quantised_strip(
                 last = row == rows - 1
                 into = _PACKED if last else _LOADED
                 columns.load(asm, into, number, row * strip.pitch)
-                asm.emit("vmulps", into, into, columns.register(number))
+                asm.emit("vmulps", into, into, _reciprocals(number))
                 to_int32(asm, each, into)
                 clip_negative(asm, each, into)
                 if not last:
@@ -182,7 +163,7 @@ def _find_scales(
     asm: Assembler, depth: int, strip: MatrixPlace, columns: StripColumns, behind: int
 ) -> None:
     """Find the scale of each column, `behind` bytes from rsp, and its reciprocal in a register."""
-    every = [columns.register(number) for number in range(columns.vectors)]
+    every = [_reciprocals(number) for number in range(columns.vectors)]
     begin_largest(asm, every, _BITS)
     asm.emit("mov", _FROM, strip.base)
 

@@ -24,12 +24,12 @@ import numpy as np
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, transpose
 from sparsejit.asm_templates.dense_product.few_rows import emit_few_rows, has_few_rows
 from sparsejit.asm_templates.dense_product.pairs import (
+    StripColumns,
     emit_paired_rows,
     emit_paired_strip,
     pair_pitch,
 )
 from sparsejit.asm_templates.dense_product.quads import (
-    StripColumns,
     emit_quantised_rows,
     emit_quantised_strip,
     quad_pitch,
@@ -192,11 +192,11 @@ class _ProductCode:
             self._transpose(vectors, lanes_of_last)
         elif self.copies_b:
             strip = MatrixPlace(_STRIP_B, spec.b_pitch)
+            columns = StripColumns(vectors, lanes_of_last)
             if self.each is not None:
-                columns = StripColumns(vectors, lanes_of_last)
                 emit_quantised_strip(asm, spec, self.each, strip, columns)
             else:
-                emit_paired_strip(asm, spec, strip, vectors, lanes_of_last)
+                emit_paired_strip(asm, spec, strip, columns)
         if lanes_of_last and asm.target.isa == "avx512":
             set_tail_mask(asm, lanes_of_last)
         if self.a_literal is None:

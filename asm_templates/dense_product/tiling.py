@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.spec import Activation, DenseProduct
 from sparsejit.machine.target import Target
-from sparsejit.whole_numbers import ceil_div
+from sparsejit.whole_numbers import ceil_div, round_up
 
 UNROLL = 4  # steps of the depth in a turn of the loop
 _SUMS_UNDER_WAY = 8  # sums that keep both multipliers busy: an FMA takes four cycles
@@ -119,6 +120,16 @@ def _tile_cycles(height: int, vectors: int, spec: DenseProduct, target: Target) 
 
 
 FloatArray = npt.NDArray[np.float32]
+
+
+def copied_pitch(row_bytes: int) -> int:
+    """Return the bytes from one copied row of A to the next: whole cache lines.
+
+    Consecutive rows begin in different sets of the cache.
+    """
+    line = CACHE_LINE_BYTES
+    lines = round_up(row_bytes, line)
+    return lines + line * (lines % SET_BYTES == 0)
 
 
 @dataclass(frozen=True, eq=False)
