@@ -32,7 +32,8 @@ def quantised_attention(write: Writer, call: Call) -> Any:
     """Attention as in `attention`, of an x and weights that are bytes with a scale."""
     if call.has(8):
         raise Unmapped("keeps a past")
-    product = quantisation.product_of_steps(write, call, 0, 1, 6, 7)
+    weights = quantisation.centred_weights(write, call, 1, 7)
+    product = quantisation.product_of_steps(write, call, 0, 6, weights)
     scale = write.pointwise("mul", call.value(write, 3), call.value(write, 4))
     scaled = write.pointwise("mul", product, scale)
     whole = pointwise.total(write, [scaled, call.optional(write, 2)])

@@ -145,7 +145,7 @@ def embed_layer_normalization(write: Writer, call: Call) -> Any:
 def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
     """A, quantised by its own range, times B of bytes, plus a bias."""
     steps, scale, zero = quantisation.dynamic_steps(write, call.value(write, 0))
-    b = quantisation.centred(write, call, 1, 3, -1, len(call.value(write, 1).shape))
+    b = quantisation.centred_weights(write, call, 1, 3)
     product = quantisation.product_of_bytes(write, steps, zero, b)
     if product is None:
         product = writing_products.matmul(write, write.pointwise("sub", steps, zero), b)
@@ -156,7 +156,8 @@ def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
 
 def matmul_integer_to_float(write: Writer, call: Call) -> Value:
     """Bytes times bytes, times both scales, plus a bias."""
-    whole = quantisation.product_of_steps(write, call, 0, 1, 4, 5)
+    b = quantisation.centred_weights(write, call, 1, 5)
+    whole = quantisation.product_of_steps(write, call, 0, 4, b)
     factor = write.pointwise("mul", call.value(write, 2), call.value(write, 3))
     product = write.pointwise("mul", whole, factor)
     return pointwise.total(write, [product, call.optional(write, 6)])

@@ -159,11 +159,11 @@ def gemm(write: Writer, call: Call) -> Value:
 
 def matmul_integer(write: Writer, call: Call) -> Value:
     """(a - its zero point) @ (b - its zero point) of bytes, as floats if these are exact."""
-    rank = len(call.value(write, 0).shape), len(call.value(write, 1).shape)
-    b = quantisation.centred(write, call, 1, 3, -1, rank[1])
-    if quantisation.sums_are_exact(write, call, b, call.value(write, 0).shape[-1]):
-        return quantisation.product_of_steps(write, call, 0, 1, 2, 3)
-    a = quantisation.centred(write, call, 0, 2, -2 if rank[0] > 1 else -1, rank[0])
+    given, b = call.value(write, 0), quantisation.centred_weights(write, call, 1, 3)
+    if quantisation.sums_are_exact(write, call, b, given.shape[-1]):
+        return quantisation.product_of_steps(write, call, 0, 2, b)
+    rank = len(given.shape)
+    a = quantisation.centred(write, call, 0, 2, -2 if rank > 1 else -1, rank)
     return products.matmul(write, *(write.cast(each, Element.INT64) for each in (a, b)))
 
 

@@ -98,15 +98,19 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
     return write.pointwise("sub", write.floats(call.value(write, place)), wide)
 
 
-def product_of_steps(
-    write: Writer, call: Call, x: int, weights: int, x_zero: int, weights_zero: int
-) -> Value:
-    """(x - its zero point) @ (weights - theirs), in float32 or by a layer in int8.
+def centred_weights(write: Writer, call: Call, place: int, zero: int) -> Operand:
+    """The right operand of a product, minus its zero points, one for each output or for all."""
+    return centred(write, call, place, zero, -1, len(call.value(write, place).shape))
 
-    The operands' places in the call are given.
+
+def product_of_steps(
+    write: Writer, call: Call, x: int, x_zero: int, right: Operand
+) -> Value:
+    """(x - its zero point) @ right, in float32 or by a layer in int8.
+
+    `x` and `x_zero` are places in the call; `right` is minus its own zero point.
     """
-    given, rank = call.value(write, x), len(call.value(write, weights).shape)
-    right = centred(write, call, weights, weights_zero, -1, rank)
+    given = call.value(write, x)
     found = product_of_bytes(write, given, call.operand(x_zero), right)
     if found is not None:
         return found
