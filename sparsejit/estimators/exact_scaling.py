@@ -50,7 +50,7 @@ def _of_largest(step: Any, dtype: np.dtype[Any]) -> list[ScalingOperation]:
     return [("div", step.scale_), *_clipped(step, dtype, -1.0, 1.0)]
 
 
-_SCALERS = {
+SCALERS = {
     "StandardScaler": _standard,
     "RobustScaler": _robust,
     "MinMaxScaler": _of_range,
@@ -60,14 +60,14 @@ _SCALERS = {
 
 def begins_scaling(step: Any) -> bool:
     """Whether a step computes numbers, itself or inside."""
-    return any(type(each).__name__ in _SCALERS for each in each_step([step]))
+    return any(type(each).__name__ in SCALERS for each in each_step([step]))
 
 
 def scaling_operations(step: Any, dtype: np.dtype[Any]) -> list[ScalingOperation]:
     """The operations of a step on an X of that dtype, in order; each is rounded to it."""
     kind = type(step).__name__
-    if kind in _SCALERS:
-        return _SCALERS[kind](step, dtype)
+    if kind in SCALERS:
+        return SCALERS[kind](step, dtype)
     if kind in SELECTORS:
         return [(TAKE, step.get_support(indices=True))]
     if kind == "SimpleImputer" and step.indicator_ is None:

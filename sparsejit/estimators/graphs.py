@@ -25,6 +25,7 @@ from sparsejit.estimators.column_steps import (
     parts_of,
 )
 from sparsejit.estimators.ensembles import MethodsOf
+from sparsejit.estimators.exact_scaling import SCALERS, begins_scaling
 from sparsejit.estimators.forest_bags import read_bag
 from sparsejit.estimators.forest_contributions import contribution_methods
 from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
@@ -74,11 +75,10 @@ from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element, TensorType, Value
 
-_SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"})
-_KNOWN = LINEAR | _SCALERS | frozenset(MODELS)
+_KNOWN = LINEAR | frozenset(SCALERS) | frozenset(MODELS)
 _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
-_APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"} | WRITTEN.keys()
+_APART = frozenset(SCALERS) | SELECTORS | COLUMN_STEPS | {"SimpleImputer"} | WRITTEN.keys()
 _STEPS = _APART | DECOMPOSITIONS | MAPPING
 _OF_ONE_COLUMN = LABEL_ENCODERS.keys() | {"IsotonicRegression"}
 _OWN = {TakenColumns.__name__}  # steps that no library has
@@ -403,8 +403,7 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
             )
         inner = getattr(step, "transformers_", getattr(step, "transformer_list", ()))
         found = [_check_edges(inner_steps(each[1]), computed_by) for each in inner]
-        has_scalers = any(type(each).__name__ in _SCALERS for each in each_step([step]))
-        scaled_by = scaled_by or (kind if has_scalers else "")
+        scaled_by = scaled_by or (kind if begins_scaling(step) else "")
         exact = _is_identity(step) or (is_function(step) and read_function(step).is_exact)
         own = kind if kind in _COMPUTING and not exact else ""
         computed_by = computed_by or own or next(filter(None, found), "")

@@ -207,11 +207,15 @@ class EstimatorWriter(PieceWriter):
     def _widened(self, x: Value, places: Array) -> Value:
         """Some columns of x, in float64."""
         columns = ColumnScales.of(x.shape[1], _DOUBLE).take(places)
+        return self._made_of(x, columns, Element.FLOAT64)
+
+    def _made_of(self, x: Value, columns: ColumnScales, element: Element) -> Value:
+        """Columns of x, scaled, as one value (batch, columns)."""
         constants = (
             self.constant(columns.source, "columns"),
             self.constant(columns.operand, "columns.numbers", Element.FLOAT64),
         )
-        return self.one(ScaledColumns(x.type.element, Element.FLOAT64), x, *constants)
+        return self.one(ScaledColumns(x.type.element, element), x, *constants)
 
     def _apply(self, step: Any) -> None:
         """Apply a FunctionTransformer in the dtype of the library, and note what it must give."""
@@ -286,12 +290,7 @@ class EstimatorWriter(PieceWriter):
             return x
         if not len(columns.source):
             raise InvalidInput("the steps before the last give no columns; keep at least one")
-        self.at("columns")
-        constants = (
-            self.constant(columns.source, "columns"),
-            self.constant(columns.operand, "columns.numbers", Element.FLOAT64),
-        )
-        return self.one(ScaledColumns(x.type.element, element), x, *constants)
+        return self.at("columns")._made_of(x, columns, element)
 
     def _besides(self) -> Value:
         """Make the columns of X beside the predictions current, and return the predictions."""
