@@ -14,6 +14,7 @@ from fuzzing.estimators import (  # noqa: E402
 from fuzzing.model_kinds import MODEL_KINDS  # noqa: E402
 
 from sparsejit.estimators import graphs  # noqa: E402
+from sparsejit.estimators.exact_scaling import SCALERS  # noqa: E402
 from sparsejit.estimators.forests import FORESTS  # noqa: E402
 from sparsejit.estimators.parts import CALIBRATED, STACKS, VOTES  # noqa: E402
 
@@ -44,6 +45,6 @@ def test_every_kind_is_tried() -> None:
     CatBoost, and other estimators made of others, have tests of their own.
     """
     forests = (kinds for library, kinds in FORESTS.items() if library != "catboost")
-    supported = graphs._KNOWN.union(*forests, VOTES, STACKS, CALIBRATED) - graphs._SCALERS
+    supported = graphs._KNOWN.union(*forests, VOTES, STACKS, CALIBRATED) - SCALERS.keys()
     tried = {kind.name for kind in (*KINDS, *ENSEMBLE_KINDS, *MODEL_KINDS)}
     assert tried == supported - {"Booster"}
