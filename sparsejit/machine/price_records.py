@@ -34,14 +34,14 @@ class BatchPrices:
     into_integers: cycles to convert a panel's x to integers, over `CsrPrices.into_panel`.
     dense_fetch: the share of fetching weights from beyond L2 that dense code does not hide.
     spreading: by level, the cost, in products, of a weight that comes by a shared load.
+    windows: by level, time of products of windows over a padded image, whose vectors lie across
+        lines, over the time of panels' products.
     late_inputs, late_stores: time that reading, and writing, takes beside the products where x and
         y exceed L1, over the time by L2's rate.
     unhidden_code: for panels too few to prefetch code, the share of the shorter of two times that
         adds to the other: the first panel's products, and fetching its code from beyond L2.
     from_memory: cycles that a byte of panels' code and weights from memory takes beside the
         products: it evicts x from L2.
-    windows: time of products of windows over a padded image, whose vectors lie across lines, over
-        the time of panels' products.
     """
 
     loads: float
@@ -57,12 +57,12 @@ class BatchPrices:
     into_integers: float
     dense_fetch: float
     spreading: Mapping[str, float]
+    windows: Mapping[str, float]
     l3_code: float = 1.0
     late_inputs: float = 0.0
     late_stores: float = 0.0
     unhidden_code: float = 0.0
     from_memory: float = 0.3
-    windows: float = 1.4
 
 
 class CsrPrices(NamedTuple):

@@ -121,7 +121,7 @@ def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
     loading = (counts.nnz * (1 - 0.75 * share) + inputs) / prices.loads
     products = counts.nnz * (1 + share * prices.spreading[target.isa]) / prices.products
     stores = counts.outputs * prices.store_cycles
-    computing = counts.panels * (prices.windows * max(loading, products) + stores)
+    computing = counts.panels * (prices.windows[target.isa] * max(loading, products) + stores)
     level = cache_level(counts.code_bytes, counts.moved_bytes, target, target.l1i_bytes)
     fetching = 0.0 if level in ("L1", "L2") else counts.code_bytes / core.rates.code[level]
     bound = "execution" if computing >= fetching else f"code from {level}"

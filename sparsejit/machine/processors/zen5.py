@@ -117,6 +117,7 @@ BATCH = BatchPrices(
     copy={"avx512": 2.5, "avx2": 1.3},
     dense_fetch=0.6,
     spreading={"avx512": 0.0, "avx2": 0.0},
+    windows={"avx512": 1.4, "avx2": 1.4},
     from_memory=0.4,  # by it ResNet-50 took 10.9 ms, not 12.4; 16 linear layers 2.9, not 7.4
 )
 
