@@ -53,7 +53,12 @@ from sparsejit.asm_templates.convolution.geometry import (
 )
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR, apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
-from sparsejit.asm_templates.shared.interleave import load_parities, part_by_parity
+from sparsejit.asm_templates.shared.interleave import (
+    load_parities,
+    order_parts,
+    part_by_parity,
+    part_in_lanes,
+)
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import (
     TAIL_MASK,
@@ -372,12 +377,16 @@ class RowWindows(ABC):
     ) -> list[Register]:
         """Load the even elements of two vectors, and the odd ones if `wanted` is 2.
 
-        Uses three registers, from `first` on.
+        Uses three registers, from `first` on. On AVX2 they are in the order of `part_in_lanes`.
         """
         asm, (even, high, odd) = self.asm, (vector(self.asm, first + n) for n in range(3))
         self._load_vector(even, address, masks[0])
         self._load_vector(high, address + asm.target.vector_bytes, masks[1])
-        part_by_parity(asm, even, high, self._patterns, odd if wanted > 1 else None)
+        others = odd if wanted > 1 else None
+        if self.wide:
+            part_by_parity(asm, even, high, self._patterns, others)
+        else:
+            part_in_lanes(asm, even, high, others)
         return [even, odd][:wanted]
 
     def _load_vector(self, register: Register, offset: int, mask: int) -> None:
@@ -406,7 +415,11 @@ class RowWindows(ABC):
     def _finish(self, sums: list[list[Register]], places: ColumnTile) -> None:
         asm = self.asm
         free = [vector(asm, number) for number in range(self.free_registers)]
-        self.finish([one for row in sums for one in row], free)
+        every = [one for row in sums for one in row]
+        self.finish(every, free)
+        if self.stride == 2 and not self.wide:
+            for total in every:
+                order_parts(asm, total)
         partial = self.loop.columns.positions < self.lanes
         if partial and not self.wide:
             asm.emit("vmovups", free[0], lane_mask(asm, self.loop.columns.positions))

@@ -2,6 +2,7 @@
 
     interleaved        bytes of four registers, four bytes of each place side by side
     part_by_parity     the even and the odd elements of two vectors of float32
+    part_in_lanes      the same on AVX2, in another order; `order_parts`: in the order of memory
     transposed         a square of `lanes` by `lanes` elements
 
 Four registers of bytes become four bytes of each place, as `vpdpbusd` reads them:
@@ -73,11 +74,26 @@ def part_by_parity(
         for register, pattern in moves:
             asm.emit("vpermt2ps", register, pattern, high)
         return
+    part_in_lanes(asm, even, high, odd)
+    for half in (even,) if odd is None else (even, odd):
+        order_parts(asm, half)
+
+
+def part_in_lanes(
+    asm: Assembler, even: Register, high: Register, odd: Register | None = None
+) -> None:
+    """AVX2: part elements by parity, in an order that `order_parts` reverses.
+
+    The 128-bit halves stay in place: elements 0, 2, 8, 10, 4, 6, 12, 14, and the odd ones alike.
+    """
     if odd is not None:
         asm.emit("vshufps", odd, even, high, 0xDD)
     asm.emit("vshufps", even, even, high, 0x88)
-    for half in (even,) if odd is None else (even, odd):
-        asm.emit("vpermpd", half, half, 0xD8)
+
+
+def order_parts(asm: Assembler, register: Register) -> None:
+    """AVX2: bring elements that `part_in_lanes` parted into the order of memory."""
+    asm.emit("vpermpd", register, register, 0xD8)
 
 
 def transposed(asm: Assembler, rows: list[Register], spare: Register) -> list[Register]:
