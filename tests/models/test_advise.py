@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from level_marks import WHERE_INT8_GAINS
 from rich.console import Console
 from small_models import compiled, layers_graph, pruned, with_steps
 
@@ -46,11 +47,6 @@ def advice(variant: Variant, slower: float = SLOWER) -> Advice:
 
 def sparse(rows: int, columns: int, density: float = 0.1, seed: int = 0) -> np.ndarray:
     return pruned(np.random.default_rng(seed), rows, columns, density)
-
-
-WHERE_INT8_GAINS = pytest.mark.skipif(
-    TARGET.isa == "avx2", reason="int8 gains too little of layers so small without AVX-512"
-)
 
 
 def found(given: Advice, change: str) -> Suggestion:

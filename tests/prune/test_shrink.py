@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from level_marks import WHERE_INT8_GAINS
 from torch import nn
 
 import sparsejit
@@ -451,6 +452,7 @@ def test_files_of_data(tmp_path: Path) -> None:
         read_data(tmp_path / "data.csv", ["x"])
 
 
+@WHERE_INT8_GAINS
 def test_int8_goes_into_the_file(tmp_path: Path) -> None:
     """ONNX Runtime gives the numbers of the compiled model, as does the file compiled again."""
     model, samples = Trained().eval(), rows(80, batch=16)
@@ -506,6 +508,7 @@ def test_recurrent_layers_of_files(tmp_path: Path) -> None:
         assert (off > 1e-5).mean() < 0.2 and off.max() < 0.01  # ties of the first layer's x
 
 
+@WHERE_INT8_GAINS
 @pytest.mark.parametrize("make", [Images, Affine])
 @pytest.mark.parametrize("opset", [9, 11, 13])
 def test_old_opsets_have_rounded_weights(make: Any, opset: int, tmp_path: Path) -> None:
@@ -527,6 +530,7 @@ def test_old_opsets_have_rounded_weights(make: Any, opset: int, tmp_path: Path) 
     assert error < (1e-3 if opset >= 10 else 0.05)
 
 
+@WHERE_INT8_GAINS
 def test_a_torch_model_keeps_its_scales() -> None:
     model, samples = Trained().eval(), rows(80, batch=16)
     result = sparsejit.shrink(model, samples, speed=2, dtype="auto")
