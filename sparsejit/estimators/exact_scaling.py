@@ -17,6 +17,16 @@ ScalingOperation: TypeAlias = tuple[str, Array]
 
 TAKE, FILL, UNKNOWN = "take", "fill", "unknown"
 
+# Steps that jump at edges, and the origin of the edges: a number of the user, 0 by default, at
+# which scalers put their ends; or numbers of the fit.
+GIVEN, FITTED = "given", "fitted"
+COMPARING = {
+    "BernoulliNB": GIVEN,
+    "Binarizer": GIVEN,
+    "KBinsDiscretizer": FITTED,
+    "QuantileTransformer": FITTED,
+}
+
 
 def _clipped(
     step: Any, dtype: np.dtype[Any], low: float, high: float

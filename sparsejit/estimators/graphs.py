@@ -25,7 +25,7 @@ from sparsejit.estimators.column_steps import (
     parts_of,
 )
 from sparsejit.estimators.ensembles import MethodsOf
-from sparsejit.estimators.exact_scaling import SCALERS, begins_scaling
+from sparsejit.estimators.exact_scaling import COMPARING, GIVEN, SCALERS, begins_scaling
 from sparsejit.estimators.forest_bags import read_bag
 from sparsejit.estimators.forest_contributions import contribution_methods
 from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
@@ -83,14 +83,11 @@ _STEPS = _APART | DECOMPOSITIONS | MAPPING
 _OF_ONE_COLUMN = LABEL_ENCODERS.keys() | {"IsotonicRegression"}
 _OWN = {TakenColumns.__name__}  # steps that no library has
 
-
-# Steps that compute other numbers, and steps that jump at edges, which a fit may put at data.
+# Steps that compute other numbers.
 _COMPUTING = DECOMPOSITIONS | MAPPING | {
     *("Normalizer", "PolynomialFeatures", "PowerTransformer"),
     *("FunctionTransformer", "QuantileTransformer", "SplineTransformer"),
 }
-_COMPARING = frozenset({"BernoulliNB", "Binarizer", "KBinsDiscretizer", "QuantileTransformer"})
-_OF_ZERO = frozenset({"BernoulliNB", "Binarizer"})  # the numbers at which scalers put their ends
 
 # The element of X, and whether X is sparse.
 XKind: TypeAlias = tuple[Element, bool]
@@ -390,12 +387,12 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
     scaled_by = ""
     for step in steps:
         kind = type(step).__name__
-        computed_by = computed_by or (scaled_by if kind in _OF_ZERO else "")
+        computed_by = computed_by or (scaled_by if COMPARING.get(kind) == GIVEN else "")
         if is_function(step):
             compares = bool(computed_by or scaled_by) and read_function(step).jumps
             computed_by = computed_by or scaled_by
         else:
-            compares = kind in _COMPARING
+            compares = kind in COMPARING
         if compares and computed_by and getattr(step, "binarize", 0.0) is not None:
             raise InvalidInput(
                 f"the {kind} compares the results of the {computed_by} to the last bit; put it "

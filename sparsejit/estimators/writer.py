@@ -11,7 +11,9 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import SELECTORS, ColumnScales, each_step, parts_of
 from sparsejit.estimators.exact_scaling import (
+    COMPARING,
     FILL,
+    FITTED,
     TAKE,
     UNKNOWN,
     ScalingOperation,
@@ -40,7 +42,6 @@ from sparsejit.ir.values import Array, Element, TensorType, Value
 MOST_DOUBLES = 1 << 20  # most weights of a product in float64
 _DOUBLE = np.dtype(np.float64)
 _LARGE = 2.0**20  # float32 rounds products with weights of this size by a tenth
-_COMPARING = ("KBinsDiscretizer", "QuantileTransformer")  # jump at numbers of the fit
 _FEW_SCORES = 8  # scores for which a product in float64 takes no longer than scaling the columns
 
 
@@ -146,7 +147,7 @@ class EstimatorWriter(PieceWriter):
             return
         if is_written(step):
             dtype = self._columns.dtype
-            exact = kind in _COMPARING
+            exact = COMPARING.get(kind) == FITTED
             x = self._exact_columns(kind) if exact else self.columns(Element.FLOAT64)
             self._read(WRITTEN[kind](self.at(kind), x, step, dtype))
             return
