@@ -14,6 +14,7 @@ import sparsejit
 from sparsejit.api.models import code_cache, variant
 from sparsejit.commands.cli import app
 from sparsejit.errors import InvalidInput
+from sparsejit.planner.cheapest_row import preferring
 
 X = np.linspace(-1, 1, 48, dtype=np.float32)[None]
 
@@ -99,6 +100,19 @@ def test_another_question_has_another_answer(
     net(file, seed=1)
     after = sparsejit.compile(file)
     assert not np.array_equal(before(X), after(X))
+
+
+def test_preferred_rows_have_code_of_their_own(
+    folder: Path, lowered: list[object], tmp_path: Path
+) -> None:
+    file = net(tmp_path / "net.onnx")
+    sparsejit.compile(file)
+    with preferring("a row"):
+        sparsejit.compile(file)
+        assert len(lowered) == 2
+        sparsejit.compile(file)
+    sparsejit.compile(file)
+    assert len(lowered) == 2
 
 
 def test_a_file_that_changed_in_place_is_told(folder: Path, tmp_path: Path) -> None:
