@@ -107,7 +107,9 @@ class ReadEstimator:
     rounds: int = 0
     numbers: Sequence[NumberColumn] = ()
 
-    def graphs(self, batch: int, element: Element, is_sparse: bool = False) -> dict[str, Graph]:
+    def graphs(
+        self, batch: int, element: Element = Element.FLOAT32, is_sparse: bool = False
+    ) -> dict[str, Graph]:
         """A graph for each method that predicts, or transforms, by its name.
 
         The input X (batch, width of `input`) is of that element, float32 or, if `input` reads it,
@@ -323,13 +325,6 @@ def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> Method
         return _behind(before[:first], methods, whole)
 
     return methods_of
-
-
-def graph_of_estimator(
-    estimator: Any, batch: int, element: Element = Element.FLOAT32
-) -> dict[str, Graph]:
-    """The graphs of an estimator's methods, as `ReadEstimator` has them."""
-    return read_estimator(estimator).graphs(batch, element)
 
 
 def _behind(

@@ -505,8 +505,8 @@ def _chained(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> di
         link = replace(link, before=tuple(before), writes=tuple(predicted))
         methods = methods_of(part, [link])
         for name in names:
-            found[name].append(_chain_column(estimator, part, methods, name))
-        predicted.append(_once(_numbers(part, _chain_column(estimator, part, methods, how), how)))
+            found[name].append(_chain_column(estimator, methods, name))
+        predicted.append(_once(_numbers(part, _chain_column(estimator, methods, how), how)))
     order = [int(place) for place in np.argsort(estimator.order_)]
 
     def ordered(writes: Sequence[Write]) -> Write:
@@ -530,7 +530,7 @@ def _all_have(estimator: Any, name: str) -> bool:
     return all(hasattr(part, name) and len(part.classes_) == 2 for part in parts)
 
 
-def _chain_column(estimator: Any, part: Any, methods: Mapping[str, Write], name: str) -> Write:
+def _chain_column(estimator: Any, methods: Mapping[str, Write], name: str) -> Write:
     """A function that writes a part's result, one number a row: of two classes the second's."""
     write = method_of(methods, name, estimator)
     if name == "predict":
