@@ -68,8 +68,8 @@ SCALERS = {
 }
 
 
-def begins_scaling(step: Any) -> bool:
-    """Whether a step computes numbers, itself or inside."""
+def has_scaler(step: Any) -> bool:
+    """Whether a step is a scaler, or has one inside."""
     return any(type(each).__name__ in SCALERS for each in each_step([step]))
 
 

@@ -25,7 +25,7 @@ from sparsejit.estimators.column_steps import (
     parts_of,
 )
 from sparsejit.estimators.ensembles import MethodsOf
-from sparsejit.estimators.exact_scaling import COMPARING, GIVEN, SCALERS, begins_scaling
+from sparsejit.estimators.exact_scaling import COMPARING, GIVEN, SCALERS, has_scaler
 from sparsejit.estimators.forest_bags import read_bag
 from sparsejit.estimators.forest_contributions import contribution_methods
 from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
@@ -395,7 +395,7 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
             )
         inner = getattr(step, "transformers_", getattr(step, "transformer_list", ()))
         found = [_check_edges(inner_steps(each[1]), computed_by) for each in inner]
-        scaled_by = scaled_by or (kind if begins_scaling(step) else "")
+        scaled_by = scaled_by or (kind if has_scaler(step) else "")
         exact = _is_identity(step) or (is_function(step) and read_function(step).is_exact)
         own = kind if kind in _COMPUTING and not exact else ""
         computed_by = computed_by or own or next(filter(None, found), "")

@@ -106,7 +106,7 @@ def _series(f: Formula, x: Operand, terms: list[float]) -> Operand:
     return f("mul", x, total)
 
 
-def _turned(f: Formula, x: Operand, shift: float) -> Operand:
+def _shifted_sine(f: Formula, x: Operand, shift: float) -> Operand:
     """sin(x + shift pi) for the shifts 0 and 1/2."""
     turns = f("round", f("add", f("mul", x, 1 / pi), shift))
     half = f("sub", turns, shift)
@@ -122,11 +122,11 @@ def _turned(f: Formula, x: Operand, shift: float) -> Operand:
 
 
 def _sin(f: Formula, is_double: bool, x: Operand) -> Operand:
-    return _turned(f, x, 0.0) if is_double else f("sin", x)
+    return _shifted_sine(f, x, 0.0) if is_double else f("sin", x)
 
 
 def _cos(f: Formula, is_double: bool, x: Operand) -> Operand:
-    return _turned(f, x, 0.5) if is_double else f("cos", x)
+    return _shifted_sine(f, x, 0.5) if is_double else f("cos", x)
 
 
 def _tan(f: Formula, is_double: bool, x: Operand) -> Operand:
