@@ -133,7 +133,12 @@ def city_hash(data: bytes) -> int:
 
 def category_hash(text: str) -> int:
     """Return the hash of a category as CatBoost has it, from -2^31 to below 2^31."""
-    low = city_hash(text.encode()) & 0xFFFF_FFFF
+    return signed(city_hash(text.encode()))
+
+
+def signed(value: int) -> int:
+    """Return the lowest 32 bits as a signed number."""
+    low = value & 0xFFFF_FFFF
     return low - (1 << 32) if low >> 31 else low
 
 
