@@ -102,7 +102,7 @@ def chosen(layer: MatVec, matrix: SparseMatrix) -> object:
     return plan(layer, matrix, TARGET).chosen
 
 
-def test_what_no_kernel_does_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_without_a_kernel_have_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, exact: bool) -> None:
         raise InvalidInput("there is no kernel")
 

@@ -72,7 +72,7 @@ def test_a_file_is_compiled_once(folder: Path, lowered: list[object], tmp_path: 
     assert len(again.explain().layers) == len(first.explain().layers)
 
 
-def test_what_was_saved_is_loaded_without_compiling(
+def test_a_saved_model_is_loaded_without_compiling(
     folder: Path, lowered: list[object], tmp_path: Path
 ) -> None:
     saved = tmp_path / "net.sjit"
@@ -142,7 +142,7 @@ def test_a_damaged_entry_is_made_again(
 
 
 @pytest.mark.parametrize("others", ["folder", "file", "link"])
-def test_what_others_may_write_is_not_used(
+def test_entries_that_others_may_write_are_not_used(
     others: str, folder: Path, lowered: list[object], tmp_path: Path
 ) -> None:
     file = net(tmp_path / "net.onnx")

@@ -172,7 +172,7 @@ def test_liblinear() -> None:
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("asked", ["ovr", "multinomial"])
-def test_what_older_releases_could_be_asked_for(classes: int, asked: str) -> None:
+def test_options_of_older_releases_are_read(classes: int, asked: str) -> None:
     """LogisticRegression.predict_proba of scikit-learn 1.4."""
     X, y = classification(classes)
     estimator = fitted(linear_model.LogisticRegression(), X, y)

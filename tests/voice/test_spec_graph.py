@@ -173,7 +173,7 @@ def test_a_spec_s_voice_is_as_its_spec_says(tmp_path: Path) -> None:
         WaveRNN.from_checkpoint(tensors, spec, temperature=0)
 
 
-def test_what_a_frame_changes_is_not_multiplied_once_a_sample() -> None:
+def test_terms_of_a_frame_are_multiplied_once_a_frame() -> None:
     """A scalar's column, conditioning's columns and a linear layer before a GRU cost no product."""
     spec = two_grus(Categorical(16))
     graph = drawing_graph(spec, random_tensors(spec)).sample.graph
