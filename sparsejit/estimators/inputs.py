@@ -430,7 +430,7 @@ class EstimatorInput:
 
     @property
     def widest(self) -> np.dtype[Any]:
-        """The dtype of X in which native code computes what the library does."""
+        """The dtype of X in which native code gives the library's results."""
         return self._dtypes[-1]
 
     def samples(self, X: Any) -> int:

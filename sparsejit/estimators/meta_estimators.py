@@ -1,4 +1,4 @@
-"""Estimators that fit others to parts of a task, and combine what these predict.
+"""Estimators that fit others to parts of a task, and combine their predictions.
 
     bags          a mean over estimators that saw samples and columns of the fit
     adaptive      AdaBoost: weighted votes of classifiers, a weighted median of regressors
@@ -539,7 +539,7 @@ def _chain_column(estimator: Any, methods: Mapping[str, Write], name: str) -> Wr
 
 
 def _numbers(part: Any, write: Write, how: str) -> Write:
-    """A function that writes what later parts of a chain read: labels as numbers."""
+    """A function that writes the operand of later parts of a chain: labels as numbers."""
     if how != "predict" or not hasattr(part, "classes_"):
         return as_columns(write)
     labels = np.asarray(part.classes_)

@@ -1,4 +1,4 @@
-"""Arrays of rows that record what numpy computes of them as operators of a graph.
+"""Arrays of rows that record numpy's functions of them as operators of a graph.
 
     FunctionTrace         the graph, and how numpy's functions are written into it
     TracedArray           (rows, columns), or one column (rows,); numpy calls its `__array_ufunc__`

@@ -99,7 +99,7 @@ class EstimatorWriter(PieceWriter):
                 self.transform(step)
 
     def finish(self, *outputs: Operand) -> Graph:
-        """The graph, whose notes tell what was left out of the steps."""
+        """The graph, whose notes tell the parts of steps that were left out."""
         return replace(super().finish(*outputs), notes=tuple(dict.fromkeys(self._notes)))
 
     def guarded(self, result: Value) -> Value:
@@ -219,7 +219,7 @@ class EstimatorWriter(PieceWriter):
         return self.one(ScaledColumns(x.type.element, element), x, *constants)
 
     def _apply(self, step: Any) -> None:
-        """Apply a FunctionTransformer in the dtype of the library, and note what it must give."""
+        """Apply a FunctionTransformer in the library's dtype, and note the results it must give."""
         short = self._columns.dtype == np.dtype(np.float32)
         x = self.columns(Element.FLOAT32 if short else Element.FLOAT64)
         found, dtype = write_function(self.at("function"), x, step)
