@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.estimators.numpy_functions import UFUNCS
+from sparsejit.estimators.numpy_functions import UFUNCS, is_whole_power, power
 from sparsejit.estimators.piece_writer import PieceWriter
 from sparsejit.frontends.writing.arranging import expanded, joined, sliced
-from sparsejit.frontends.writing.writer import Formula, Operand
+from sparsejit.frontends.writing.writer import Operand
 from sparsejit.ir.ops.columns import ScaledColumns
 from sparsejit.ir.ops.pointwise import Cast
 from sparsejit.ir.values import Element, Value
@@ -44,7 +44,6 @@ _OF_TRUTHS = {
 _OF_WHOLES = frozenset(
     "add subtract multiply negative absolute square maximum minimum fmax fmin sign".split()
 )
-_MOST_POWER = 64  # the largest whole exponent
 
 
 class Untraced(Exception):
@@ -167,28 +166,13 @@ class FunctionTrace:
         plain |= {0.5: np.sqrt, -1.0: np.reciprocal}
         if exponent in plain and (base.dtype.kind == "f" or exponent in (1.0, 2.0)):
             return plain[exponent](base)
-        is_whole = exponent == int(exponent) and abs(exponent) <= _MOST_POWER
+        is_whole = is_whole_power(exponent)
         dtype = base.dtype if base.dtype == _SHORT or (is_whole and exponent >= 0) else _LONG
         dtype = _WHOLE if dtype == _TRUTH else dtype
         x = self.stored(base, dtype)
         f = self.writer.at("power").formula("power", _floats(_ELEMENTS[dtype]))
-        if is_whole:
-            found = _whole_power(f, x, int(exponent))
-        else:
-            found = f("exp", f("mul", f("log", x), exponent))
-        value = f.finish(found, shape=x.shape)
+        value = f.finish(power(f, x, exponent), shape=x.shape)
         return self._made("power", value, dtype, base.ndim, dtype == _WHOLE and base.is_exact)
-
-
-def _whole_power(f: Formula, x: Operand, exponent: int) -> Operand:
-    result: Operand = f("add", f("mul", x, 0.0), 1.0) if not exponent else None
-    square, left = x, abs(exponent)
-    while left:
-        if left & 1:
-            result = square if result is None else f("mul", result, square)
-        left >>= 1
-        square = f("mul", square, square) if left else square
-    return f("div", 1.0, result) if exponent < 0 else f("mul", result, 1.0)
 
 
 def _floats(element: Element) -> Element:
