@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.numpy_functions import power
+from sparsejit.estimators.numpy_functions import power, tanh
 from sparsejit.estimators.writer import EstimatorWriter
 from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.writer import Formula, Operand
@@ -242,7 +242,7 @@ class KernelFunction:
         f = double_formula(writer, self.name)
         inner = f("add", f("mul", product, float(self.gamma)), float(self.coef0))
         if self.name == "sigmoid":
-            return f.finish(tanh(f, inner))
+            return f.finish(tanh(f, True, inner))
         return f.finish(power(f, inner, float(self.degree)), shape=product.shape)
 
 
@@ -259,12 +259,6 @@ def kernel_of(
             f"of {', '.join(KERNELS)}"
         )
     return KernelFunction(name, 1 / features if gamma is None else float(gamma), coef0, degree)
-
-
-def tanh(f: Formula, x: Operand) -> Operand:
-    """1 - 2 / (exp(2 x) + 1): accurate to the last places of 1."""
-    more = f("add", f("exp", f("mul", x, 2.0)), 1.0)
-    return f("sub", 1.0, f("div", 2.0, more))
 
 
 def squared_norms(writer: EstimatorWriter, x: Value, groups: int) -> Value:

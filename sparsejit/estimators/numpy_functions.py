@@ -1,8 +1,8 @@
 """numpy's elementwise functions as formulas of a graph, in float32 and float64.
 
-    UFUNCS            functions by numpy's names: their formula, and whether bits are numpy's
-    power, sigmoid    formulas in either dtype
-    normal_quantile   the inverse of the normal distribution
+    UFUNCS                 functions by numpy's names: their formula, and whether bits are numpy's
+    power, sigmoid, tanh   formulas that models share
+    normal_quantile        the inverse of the normal distribution
 
 float64 has no code of its own for most functions: they are written by exp, log and arithmetic.
 
@@ -65,7 +65,7 @@ def _expm1(f: Formula, is_double: bool, x: Operand) -> Operand:
     return f("where", f("equal", power, 1.0), x, found)
 
 
-def _tanh(f: Formula, is_double: bool, x: Operand) -> Operand:
+def tanh(f: Formula, is_double: bool, x: Operand) -> Operand:
     if not is_double:
         return f("tanh", x)
     near = f("maximum", f("minimum", x, 20.0), -20.0)
@@ -324,7 +324,7 @@ UFUNCS: dict[str, Ufunc] = {
     "exp2": Ufunc(_exp2),
     "log2": Ufunc(_log_by(2)),
     "log10": Ufunc(_log_by(10)),
-    "tanh": Ufunc(_tanh),
+    "tanh": Ufunc(tanh),
     "sinh": Ufunc(_sinh),
     "cosh": Ufunc(_cosh),
     "sin": Ufunc(_sin),
