@@ -22,6 +22,7 @@ from sparsejit.estimators.column_steps import (
     SELECTORS,
     each_step,
     inner_steps,
+    is_identity,
     parts_of,
 )
 from sparsejit.estimators.ensembles import MethodsOf
@@ -396,14 +397,10 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
         inner = getattr(step, "transformers_", getattr(step, "transformer_list", ()))
         found = [_check_edges(inner_steps(each[1]), computed_by) for each in inner]
         scaled_by = scaled_by or (kind if has_scaler(step) else "")
-        exact = _is_identity(step) or (is_function(step) and read_function(step).is_exact)
+        exact = is_identity(step) or (is_function(step) and read_function(step).is_exact)
         own = kind if kind in _COMPUTING and not exact else ""
         computed_by = computed_by or own or next(filter(None, found), "")
     return computed_by
-
-
-def _is_identity(step: Any) -> bool:
-    return type(step).__name__ == "FunctionTransformer" and step.func is None
 
 
 def _check_kind(estimator: Any, known: frozenset[str]) -> None:
