@@ -5,9 +5,10 @@ spec, under the same terms as a matrix-vector template. If its spec has an added
 operand's address is in rdx.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
@@ -61,106 +62,97 @@ def _csr(arithmetic: Arithmetic) -> Stages:
     return Stages(expect, lower, csr.emit)
 
 
-_CSR_SOURCE = "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001"
-_PANELS_SOURCE = "weights as code over dense columns, as in LIBXSMM's sparse kernels"
-_INT8: tuple[tuple[str, str, Arithmetic, frozenset[str]], ...] = (
-    ("avx512", "avx512", Arithmetic.BYTES, frozenset({"avx512_vnni"})),
-    ("floats-avx512", "avx512", Arithmetic.INTEGERS, frozenset()),
-    ("avx2", "avx2", Arithmetic.INTEGERS, frozenset()),
-)
-_CSR_PAIRS = Template(
-    "int8-csr-pairs-avx2",
-    "csr",
-    "avx2",
-    _csr(Arithmetic.PAIRS),
-    "csr; pairs for vpmaddwd: Intel's optimisation manual",
-    DType.INT8,
-    takes_vast=True,
-)
-_QUADS = Template(
-    "int8-quads-avx512",
-    "quads",
-    "avx512",
-    _csr(Arithmetic.QUADS),
-    "csr; inputs interleaved in registers as they are multiplied",
-    DType.INT8,
-    frozenset({"avx512_vnni"}),
-    takes_vast=True,
-)
-_MOST_INPUTS = {("panels", Arithmetic.INTEGERS): MOST_INTEGERS}
-_TAKE_VAST = ("panels", "csr")
-_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-_BY_ITSELF = (
-    ("panels", _whole_batch("panels"), _PANELS_SOURCE),
-    ("csr", _csr(Arithmetic.FLOATS), _CSR_SOURCE),
-    (
-        *("dense", Stages(layer.expect, layer.lower, layer.emit)),
-        "outer products in registers: Goto and van de Geijn 2008",
-    ),
-)
-_PAIRS = Template(
-    "bf16-dense-pairs-avx512",
-    "dense-pairs",
-    "avx512",
-    Stages(layer.expect_pairs, layer.lower_pairs, layer.emit),
-    "dense; two products of bfloat16 at a time: Intel's bfloat16 whitepaper 2018",
-    DType.BFLOAT16,
-    frozenset({"avx512_bf16"}),
-    changes_weights_by=2.0**-9,
-)
-_DENSE_BYTES = Template(
-    "int8-dense-avx512",
-    "int8-dense",
-    "avx512",
-    Stages(layer.expect_quads, layer.lower_quads, layer.emit),
-    "dense; four products of bytes at a time, without an index",
-    DType.INT8,
-    frozenset({"avx512_vnni"}),
-)
-_TILES = Template(
-    "int8-tiles-avx512",
-    "int8-tiles",
-    "avx512",
-    Stages(amx_layout.expect, amx_layout.lower, amx.emit),
-    "compressed weights expanded into AMX tiles: SparAMX, AbouElhamayed et al. 2025",
-    DType.INT8,
-    frozenset({"amx_tile", "amx_int8", "avx512_vbmi2"}),
-    most_inputs=amx_layout.MOST_INPUTS,
-)
+def _kernels(
+    name: str,
+    family: str,
+    levels: Sequence[str],
+    dtypes: Sequence[DType],
+    stages: Stages,
+    source: str,
+    **further: Any,
+) -> list[Template]:
+    """Return a row's kernels, one for each dtype and level; `further` are fields of a Template."""
+    return [
+        Template(f"{SHORT_NAMES[dtype]}{name}-{isa}", family, isa, stages, source, dtype, **further)
+        for dtype in dtypes
+        for isa in levels
+    ]
+
+
+_BOTH, _AVX512, _AVX2 = ("avx512", "avx2"), ("avx512",), ("avx2",)
+_FLOATS, _BF16 = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16), (DType.BFLOAT16,)
+_INT8 = (DType.INT8,)
+_VNNI, _TILE_SETS = frozenset({"avx512_vnni"}), frozenset({"amx_tile", "amx_int8", "avx512_vbmi2"})
+_CSR = "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001"
+_PANELS = "weights as code over dense columns, as in LIBXSMM's sparse kernels"
+_CSR_PAIRS = "csr; pairs for vpmaddwd: Intel's optimisation manual"
+_QUADS = "csr; inputs interleaved in registers as they are multiplied"
+_DENSE = "outer products in registers: Goto and van de Geijn 2008"
+_DENSE_PAIRS = "dense; two products of bfloat16 at a time: Intel's bfloat16 whitepaper 2018"
+_DENSE_QUADS = "dense; four products of bytes at a time, without an index"
+_TILES = "compressed weights expanded into AMX tiles: SparAMX, AbouElhamayed et al. 2025"
+_BYTES, _INTEGERS = Arithmetic.BYTES, Arithmetic.INTEGERS
+_IN_FLOATS = _whole_batch("panels", None, _INTEGERS)
+
 MATMUL_TEMPLATES: tuple[Template, ...] = (
-    *(
-        Template(
-            *(f"{SHORT_NAMES[dtype]}{family}-{isa}", family, isa, stages, source, dtype),
-            takes_vast=family in _TAKE_VAST,
-        )
-        for family, stages, source in _BY_ITSELF
-        for dtype in _FLOATS
-        for isa in ("avx512", "avx2")
+    *_kernels(
+        *("panels", "panels", _BOTH, _FLOATS, _whole_batch("panels"), _PANELS), takes_vast=True
     ),
-    *(
-        Template(
-            f"int8-{family}-{name}",
-            family,
-            isa,
-            _csr(arithmetic) if family == "csr" else _whole_batch(family, None, arithmetic),
-            _CSR_SOURCE if family == "csr" else _PANELS_SOURCE,
-            DType.INT8,
-            requires,
-            most_inputs=_MOST_INPUTS.get((family, arithmetic), math.inf),
-            takes_vast=True,
-        )
-        for family in ("panels", "csr")
-        for name, isa, arithmetic, requires in _INT8
+    *_kernels("csr", "csr", _BOTH, _FLOATS, _csr(Arithmetic.FLOATS), _CSR, takes_vast=True),
+    *_kernels(
+        *("dense", "dense", _BOTH, _FLOATS),
+        *(Stages(layer.expect, layer.lower, layer.emit), _DENSE),
     ),
+    *_kernels(
+        *("int8-panels", "panels", _AVX512, _INT8, _whole_batch("panels", None, _BYTES), _PANELS),
+        requires=_VNNI,
+        takes_vast=True,
+    ),
+    *_kernels(
+        *("int8-panels-floats", "panels", _AVX512, _INT8, _IN_FLOATS, _PANELS),
+        most_inputs=MOST_INTEGERS,
+        takes_vast=True,
+    ),
+    *_kernels(
+        *("int8-panels", "panels", _AVX2, _INT8, _IN_FLOATS, _PANELS),
+        most_inputs=MOST_INTEGERS,
+        takes_vast=True,
+    ),
+    *_kernels(
+        *("int8-csr", "csr", _AVX512, _INT8, _csr(_BYTES), _CSR), requires=_VNNI, takes_vast=True
+    ),
+    *_kernels("int8-csr-floats", "csr", _AVX512, _INT8, _csr(_INTEGERS), _CSR, takes_vast=True),
+    *_kernels("int8-csr", "csr", _AVX2, _INT8, _csr(_INTEGERS), _CSR, takes_vast=True),
     *(
         _repeating(each, family)
         for each in MATVEC_TEMPLATES
         for family in ("rows", "mixed")
         if family == "rows" or each.dtype is not DType.INT8  # int8 is panels or rows
     ),
-    _CSR_PAIRS,
-    _QUADS,
-    _PAIRS,
-    _DENSE_BYTES,
-    _TILES,
+    *_kernels(
+        *("int8-csr-pairs", "csr", _AVX2, _INT8, _csr(Arithmetic.PAIRS), _CSR_PAIRS),
+        takes_vast=True,
+    ),
+    *_kernels(
+        *("int8-quads", "quads", _AVX512, _INT8, _csr(Arithmetic.QUADS), _QUADS),
+        requires=_VNNI,
+        takes_vast=True,
+    ),
+    *_kernels(
+        *("dense-pairs", "dense-pairs", _AVX512, _BF16),
+        *(Stages(layer.expect_pairs, layer.lower_pairs, layer.emit), _DENSE_PAIRS),
+        requires=frozenset({"avx512_bf16"}),
+        changes_weights_by=2.0**-9,
+    ),
+    *_kernels(
+        *("int8-dense", "int8-dense", _AVX512, _INT8),
+        *(Stages(layer.expect_quads, layer.lower_quads, layer.emit), _DENSE_QUADS),
+        requires=_VNNI,
+    ),
+    *_kernels(
+        *("int8-tiles", "int8-tiles", _AVX512, _INT8),
+        *(Stages(amx_layout.expect, amx_layout.lower, amx.emit), _TILES),
+        requires=_TILE_SETS,
+        most_inputs=amx_layout.MOST_INPUTS,
+    ),
 )

@@ -107,7 +107,7 @@ def _percentile(ascending: "np.ndarray[Any, Any]", percent: float) -> float | No
     return float(ascending[len(ascending) - 1 - int(beyond)]) if beyond >= 1 else None
 
 
-# Calls of a native loop: what fits the time, but no fewer and no more, and those that tell.
+# Calls of a native loop: the fewest, the most, and the first, which tell how many fit the time.
 _FEWEST_CALLS, _MOST_CALLS, _FIRST_CALLS = 1_000, 10_000_000, 200
 
 

@@ -31,7 +31,7 @@ from sparsejit.api.sizes.named_sizes import (
     sizes_of_exported,
 )
 from sparsejit.api.sizes.step_reading import step_size
-from sparsejit.errors import InvalidInput, check_flags
+from sparsejit.errors import InvalidInput, called, check_flags
 from sparsejit.estimators.compiled_estimator import (
     CompiledEstimator,
     Estimator,
@@ -163,6 +163,7 @@ def compile_model(
 ) -> CompiledModel | PartedModel: ...
 
 
+@called("compile")
 def compile_model(
     model: Any,
     example_inputs: Any = None,
@@ -271,6 +272,7 @@ def compile_model(
     return compiler.compiled_or_cached(args, kwargs, report)
 
 
+@called("quantise")
 def quantise(
     model: Any,
     data: Iterable[Any],

@@ -1,16 +1,20 @@
 """The exceptions and warnings of sparsejit.
 
     SparseJitError   base class of exceptions: every message names the value found and the remedy
+    called           refusal of misspelt arguments, by the name of the function that users call
     warn_caller      warnings that name the user's line, at any depth of calls within this package
 """
 
 import contextlib
 import difflib
+import functools
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SparseJitError(Exception):
@@ -62,6 +66,30 @@ def check_flags(**given: Any) -> None:
     for name, value in given.items():
         if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
             raise InvalidInput(f"{name}={value!r}; give True or False")
+
+
+def called(name: str) -> Callable[[Function], Function]:
+    """Decorate a function so that unknown arguments raise TypeError with its name and the nearest.
+
+    Args:
+        name: the name by which users call the function
+    """
+
+    def decorate(function: Function) -> Function:
+        code = function.__code__
+        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            unknown = [each for each in kwargs if each not in known]
+            if unknown:
+                remedy = suggest(unknown[0], known)
+                raise TypeError(f"{name}() has no argument {unknown[0]!r}; {remedy}")
+            return function(*args, **kwargs)
+
+        return cast(Function, checked)
+
+    return decorate
 
 
 _OURS = (str(Path(__file__).parents[0]), contextlib.__file__)

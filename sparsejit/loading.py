@@ -17,7 +17,7 @@ from sparsejit.api.models.parted_model import PartedModel
 from sparsejit.api.models.variant import TiledGraph
 from sparsejit.api.quantising.scales import Scales
 from sparsejit.artefact import sealed
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, called
 from sparsejit.estimators.compiled_estimator import CompiledEstimator
 from sparsejit.files import checked_path
 from sparsejit.frontends.model_source import is_opened
@@ -26,6 +26,7 @@ from sparsejit.frontends.onnx import is_onnx
 Loaded = Kernel | CompiledModel | PartedModel | CompiledEstimator | Scales
 
 
+@called("load")
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a file that `save` wrote, and compile it for this machine. No code of the file is run.
 

@@ -45,7 +45,7 @@ def test_no_clock(path: Path) -> None:
         "def test() -> None:\n    assert sorted([report['in_turn_us']])[0] >= 1",
     ],
 )
-def test_what_looks_at_a_clock_is_found(snippet: str) -> None:
+def test_looks_at_a_clock_are_found(snippet: str) -> None:
     assert len(breaches(snippet)) >= 1
 
 
@@ -63,7 +63,7 @@ def test_what_looks_at_a_clock_is_found(snippet: str) -> None:
         "reading = clock.time()",
     ],
 )
-def test_what_waits_or_knows_its_times_is_let_be(snippet: str) -> None:
+def test_waits_and_known_times_are_let_be(snippet: str) -> None:
     assert breaches(snippet) == []
 
 

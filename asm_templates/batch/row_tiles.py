@@ -170,7 +170,7 @@ def _trade(uses: BoolArray, groups: list[IntArray]) -> list[IntArray]:
 
 @dataclass(eq=False)
 class _Group:
-    """A tile's rows while rows are swapped between tiles, and what each input costs it.
+    """A tile's rows while rows are swapped between tiles, and the cost of each input.
 
     `lost` and `gained`: the change of cost if one row fewer, or one more, uses an input.
     """

@@ -106,7 +106,7 @@ def _ranks(trees: Trees, slots: Slots) -> tuple[Array, list[Array]]:
 
 
 def _heaps(trees: Trees, roots: Array) -> tuple[Array, Array]:
-    """Return what each place of every block holds, a node or ~leaf; and the block of each node.
+    """Return the content of each place of every block, a node or ~leaf; and the block of each node.
 
     A node's block is the one that begins with it, or -1. Block 0 is empty; then come the roots'
     blocks in order, then the blocks behind them, level by level.

@@ -86,9 +86,7 @@ def emit_slots(asm: Assembler, slots: Slots, x: Register, into: Register) -> Non
     def fill() -> None:
         value = vector(asm, 0)
         asm.emit("vmovups", indices, Memory(r9))
-        (gather_doubles if is_double else gather)(
-            asm, value, Memory(x, 0, indices, size), vector(asm, 2)
-        )
+        gather(asm, value, Memory(x, 0, indices, size), vector(asm, 2), is_double)
         stand_ins = Memory(r9, lanes * _FLOAT)
         if asm.target.isa == "avx512":
             asm.emit(compare, k(1), value, value, _UNORDERED)
@@ -108,27 +106,17 @@ def emit_slots(asm: Assembler, slots: Slots, x: Register, into: Register) -> Non
     asm.emit("mov", Memory(into, size * len(slots)), nothing)
 
 
-def gather(asm: Assembler, into: Register, place: Memory, mask: Register) -> None:
-    """into = 32 bits gathered for each lane of the index in `place`.
+def gather(
+    asm: Assembler, into: Register, place: Memory, mask: Register, is_double: bool = False
+) -> None:
+    """into = 32 bits, or 64, gathered for each lane of the dword index in `place`.
 
     AVX-512 clobbers k1, AVX2 `mask`.
     """
+    name = "vgatherdpd" if is_double else "vpgatherdd"
     if asm.target.isa == "avx512":
         asm.emit("kxnorw", k(1), k(1), k(1))
-        asm.emit("vpgatherdd", into.masked(k(1)), place)
+        asm.emit(name, into.masked(k(1)), place)
     else:
         asm.emit("vpcmpeqd", mask, mask, mask)
-        asm.emit("vpgatherdd", into, place, mask)
-
-
-def gather_doubles(asm: Assembler, into: Register, place: Memory, mask: Register) -> None:
-    """into = 64 bits gathered for each lane of the index in `place`, which is half a vector.
-
-    AVX-512 clobbers k1, AVX2 `mask`.
-    """
-    if asm.target.isa == "avx512":
-        asm.emit("kxnorw", k(1), k(1), k(1))
-        asm.emit("vgatherdpd", into.masked(k(1)), place)
-    else:
-        asm.emit("vpcmpeqd", mask, mask, mask)
-        asm.emit("vgatherdpd", into, place, mask)
+        asm.emit(name, into, place, mask)

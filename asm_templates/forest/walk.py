@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
-from sparsejit.asm_templates.forest.slots import Slots, emit_slots, gather, gather_doubles
+from sparsejit.asm_templates.forest.slots import Slots, emit_slots, gather
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
 from sparsejit.errors import CompileError, InvalidInput
@@ -344,8 +344,8 @@ def _compare_doubles(asm: Assembler, records: Register, slots: Register) -> None
         asm.emit("vextracti64x4" if avx512 else "vextracti128", half, both, 1)
     found = [k(2), k(3)] if avx512 else [records, vector(asm, 14)]
     for (record, slot), answer in zip((lower, upper), found, strict=True):
-        gather_doubles(asm, threshold, Memory(rcx, 0, record, _DOUBLE), mask)
-        gather_doubles(asm, value, Memory(rdx, 0, slot, _DOUBLE), mask)
+        gather(asm, threshold, Memory(rcx, 0, record, _DOUBLE), mask, is_double=True)
+        gather(asm, value, Memory(rdx, 0, slot, _DOUBLE), mask, is_double=True)
         asm.emit("vcmppd", answer, value, threshold, _NOT_LESS_EQUAL)
     if avx512:
         asm.emit("kunpckbw", k(1), k(3), k(2))

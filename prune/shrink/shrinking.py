@@ -19,7 +19,7 @@ from sparsejit.api.quantising.quantise import ReadModel
 from sparsejit.api.quantising.scales import Scales
 from sparsejit.api.quantising.seen_inputs import ExampleCall, calls_of
 from sparsejit.compiling import check_model, opened
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, called
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Graph
@@ -68,6 +68,7 @@ _MEASURED_AS_ASKED, _MEASURED_TRIES = 0.99, 3
 _POINTS = 48  # of the frontier that a result shows
 
 
+@called("shrink")
 def shrink(
     model: Any,
     data: Iterable[Any] | str | Path,

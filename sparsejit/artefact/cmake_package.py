@@ -30,7 +30,7 @@ def package_name(name: str) -> str:
 
 
 def check_package(folder: PathLike, name: str, system: str = LINUX.name) -> None:
-    """Raise what `export_package` would raise for these names, before there is a model."""
+    """Raise the errors of `export_package` for these names, before there is a model."""
     suffix = system_named(system).suffixes[0]
     check_writable(checked_path(folder) / f"{package_name(name)}{suffix}")
 

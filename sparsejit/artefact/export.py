@@ -171,7 +171,7 @@ def export(
 def check_export(
     path: PathLike, header: PathLike | None = None, system: str = LINUX.name
 ) -> None:
-    """Raise what `export` would raise for these names, before there is anything to export."""
+    """Raise the errors of `export` for these names, before there is anything to export."""
     c_name(path)
     chosen = system_named(system)
     check_writable(_with_suffix(path, f" for {chosen.name}", *chosen.suffixes))

@@ -1,4 +1,4 @@
-"""`sparsejit doctor`: print what `sparsejit.commands.machine_report` finds."""
+"""`sparsejit doctor`: print the findings of `sparsejit.commands.machine_report`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,13 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.category_hashes import HashColumn, HashColumns, HashElement, hash_columns
+from sparsejit.estimators.category_hashes import (
+    HashColumn,
+    HashColumns,
+    HashElement,
+    hash_columns,
+    signed,
+)
 from sparsejit.estimators.forest_reading import Nodes, ReadForest
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.values import Array
@@ -130,7 +136,7 @@ class _CatBoostSplits:
             self.splits += [(place, _short(border), greatest) for border in each["borders"] or ()]
         for each in info.get("categorical_features", ()):
             for value in each.get("values", ()):
-                own = HashElement("equal", each["flat_feature_index"], _signed(value))
+                own = HashElement("equal", each["flat_feature_index"], float(signed(int(value))))
                 self._add(HashColumn((own,)), [0.5])
         for each in info.get("ctrs", ()):
             self._add(self._table(each, data["ctr_data"][each["identifier"]]), each["borders"])
@@ -150,7 +156,7 @@ class _CatBoostSplits:
         place = self._categories[data["cat_feature_index"]]
         if kind == "cat_feature_value":
             return HashElement("category", place)
-        return HashElement("equal", place, _signed(data["value"]))
+        return HashElement("equal", place, float(signed(int(data["value"]))))
 
     def _table(self, ctr: Mapping[str, Any], table: Mapping[str, Any]) -> HashColumn:
         """The values of a table, computed in float32 as CatBoost does when it predicts."""
@@ -194,12 +200,6 @@ def _value(ctr: Mapping[str, Any], good: Array, total: Array) -> Array:
 def _short(border: float) -> float:
     """A border in float32, as CatBoost has it."""
     return float(np.float32(border))
-
-
-def _signed(value: int) -> float:
-    """A hash of 32 bits as a signed number."""
-    low = int(value) & 0xFFFF_FFFF
-    return float(low - (1 << 32) if low >> 31 else low)
 
 
 class _ReadTrees:

@@ -34,20 +34,22 @@ def _load(data: bytes, place: int, size: int = 8) -> int:
     return int.from_bytes(data[place : place + size], "little")
 
 
-def _turned(x: int, by: int) -> int:
+def _rotated(x: int, by: int) -> int:
+    """64 bits rotated to the right."""
     x &= _ALL
     return ((x >> by) | (x << (64 - by))) & _ALL if by else x
 
 
-def _shifted(x: int) -> int:
+def _shift_mixed(x: int) -> int:
+    """CityHash's ShiftMix."""
     return (x & _ALL) ^ ((x & _ALL) >> 47)
 
 
-def _pair(low: int, high: int) -> int:
+def _pair_hash(low: int, high: int) -> int:
     """The hash of 128 bits."""
     low, high = low & _ALL, high & _ALL
-    one = _shifted((low ^ high) * _MIX)
-    return _shifted((high ^ one) * _MIX) * _MIX & _ALL
+    one = _shift_mixed((low ^ high) * _MIX)
+    return _shift_mixed((high ^ one) * _MIX) * _MIX & _ALL
 
 
 def _short_hash(data: bytes) -> int:
@@ -55,13 +57,13 @@ def _short_hash(data: bytes) -> int:
     size = len(data)
     if size > 8:
         low, high = _load(data, 0), _load(data, size - 8)
-        return _pair(low, _turned(high + size, size)) ^ high
+        return _pair_hash(low, _rotated(high + size, size)) ^ high
     if size >= 4:
-        return _pair(size + (_load(data, 0, 4) << 3), _load(data, size - 4, 4))
+        return _pair_hash(size + (_load(data, 0, 4) << 3), _load(data, size - 4, 4))
     if size:
         low = data[0] + (data[size >> 1] << 8)
         high = size + (data[-1] << 2)
-        return _shifted(low * _K[2] ^ high * _K[3]) * _K[2] & _ALL
+        return _shift_mixed(low * _K[2] ^ high * _K[3]) * _K[2] & _ALL
     return _K[2]
 
 
@@ -70,8 +72,8 @@ def _middle_hash(data: bytes) -> int:
     size = len(data)
     a, b = _load(data, 0) * _K[1] & _ALL, _load(data, 8)
     c, d = _load(data, size - 8) * _K[2] & _ALL, _load(data, size - 16) * _K[0]
-    first = _turned(a - b, 43) + _turned(c, 30) + d
-    return _pair(first, a + _turned(b ^ _K[3], 20) - c + size)
+    first = _rotated(a - b, 43) + _rotated(c, 30) + d
+    return _pair_hash(first, a + _rotated(b ^ _K[3], 20) - c + size)
 
 
 def _long_hash(data: bytes) -> int:
@@ -81,26 +83,26 @@ def _long_hash(data: bytes) -> int:
     a = _load(data, 0) + (size + _load(data, size - 16)) * _K[0]
     sums = []
     for second, third in ((8, 16), (size - 24, size - 16)):
-        b, c = _turned(a + z, 52), _turned(a, 37)
+        b, c = _rotated(a + z, 52), _rotated(a, 37)
         a += _load(data, second)
-        c += _turned(a, 7)
+        c += _rotated(a, 7)
         a += _load(data, third)
-        sums.append((a + z, b + _turned(a, 31) + c))
+        sums.append((a + z, b + _rotated(a, 31) + c))
         a = _load(data, 16) + _load(data, size - 32)
         z = _load(data, size - 8)
     (vf, vs), (wf, ws) = sums
-    found = _shifted((vf + ws) * _K[2] + (wf + vs) * _K[0])
-    return _shifted(found * _K[0] + vs) * _K[2] & _ALL
+    found = _shift_mixed((vf + ws) * _K[2] + (wf + vs) * _K[0])
+    return _shift_mixed(found * _K[0] + vs) * _K[2] & _ALL
 
 
-def _weak(data: bytes, place: int, a: int, b: int) -> tuple[int, int]:
+def _weak_hash(data: bytes, place: int, a: int, b: int) -> tuple[int, int]:
     """Two hashes of 32 bytes and two seeds."""
     w, x, y, z = (_load(data, place + 8 * number) for number in range(4))
     a = a + w
-    b = _turned(b + a + z, 21)
+    b = _rotated(b + a + z, 21)
     c = a
     a = a + x + y
-    b += _turned(a, 44)
+    b += _rotated(a, 44)
     return (a + z) & _ALL, (b + c) & _ALL
 
 
@@ -111,25 +113,32 @@ def city_hash(data: bytes) -> int:
         return (_short_hash if size <= 16 else _middle_hash if size <= 32 else _long_hash)(data)
     x, y = _load(data, 0), _load(data, size - 16) ^ _K[1]
     z = _load(data, size - 56) ^ _K[0]
-    v = _weak(data, size - 64, size, y)
-    w = _weak(data, size - 32, size * _K[1], _K[0])
-    z += _shifted(v[1]) * _K[1]
-    x = _turned(z + x, 39) * _K[1]
-    y = _turned(y, 33) * _K[1]
+    v = _weak_hash(data, size - 64, size, y)
+    w = _weak_hash(data, size - 32, size * _K[1], _K[0])
+    z += _shift_mixed(v[1]) * _K[1]
+    x = _rotated(z + x, 39) * _K[1]
+    y = _rotated(y, 33) * _K[1]
     for place in range(0, (size - 1) & ~63, 64):
-        x = _turned(x + y + v[0] + _load(data, place + 16), 37) * _K[1] & _ALL
-        y = _turned(y + v[1] + _load(data, place + 48), 42) * _K[1] & _ALL
+        x = _rotated(x + y + v[0] + _load(data, place + 16), 37) * _K[1] & _ALL
+        y = _rotated(y + v[1] + _load(data, place + 48), 42) * _K[1] & _ALL
         x, y = x ^ w[1], y ^ v[0]
-        z = _turned((z & _ALL) ^ w[0], 33)
-        v = _weak(data, place, v[1] * _K[1], x + w[0])
-        w = _weak(data, place + 32, z + w[1], y)
+        z = _rotated((z & _ALL) ^ w[0], 33)
+        v = _weak_hash(data, place, v[1] * _K[1], x + w[0])
+        w = _weak_hash(data, place + 32, z + w[1], y)
         z, x = x, z
-    return _pair(_pair(v[0], w[0]) + _shifted(y) * _K[1] + z, _pair(v[1], w[1]) + x)
+    return _pair_hash(
+        _pair_hash(v[0], w[0]) + _shift_mixed(y) * _K[1] + z, _pair_hash(v[1], w[1]) + x
+    )
 
 
 def category_hash(text: str) -> int:
     """Return the hash of a category as CatBoost has it, from -2^31 to below 2^31."""
-    low = city_hash(text.encode()) & 0xFFFF_FFFF
+    return signed(city_hash(text.encode()))
+
+
+def signed(value: int) -> int:
+    """Return the lowest 32 bits as a signed number."""
+    low = value & 0xFFFF_FFFF
     return low - (1 << 32) if low >> 31 else low
 
 

@@ -21,13 +21,13 @@ from sparsejit.estimators.double_values import (
     many_products,
     place_of_largest,
     scaled_columns,
-    sigmoid,
     single,
     unit_rows,
 )
 from sparsejit.estimators.ensembles import lines
 from sparsejit.estimators.linear_models import linear_methods
 from sparsejit.estimators.model_table import Model
+from sparsejit.estimators.numpy_functions import sigmoid
 from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.arranging import joined, reshaped

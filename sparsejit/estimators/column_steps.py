@@ -147,14 +147,16 @@ def filling_of(imputer: Any) -> Filling:
     return Filling(kept, values.astype(np.float64), marked)
 
 
+def is_identity(step: Any) -> bool:
+    """Whether a step is a FunctionTransformer without a function."""
+    return type(step).__name__ == "FunctionTransformer" and step.func is None
+
+
 def inner_steps(step: Any) -> tuple[Any, ...]:
     """The steps of an inner pipeline, without steps that pass columns through."""
-    if isinstance(step, str) and step == "passthrough":
+    if (isinstance(step, str) and step == "passthrough") or is_identity(step):
         return ()
-    kind = type(step).__name__
-    if kind == "FunctionTransformer" and step.func is None:
-        return ()
-    if kind == "Pipeline":
+    if type(step).__name__ == "Pipeline":
         return tuple(inner for _, one in step.steps for inner in inner_steps(one))
     return (step,)
 

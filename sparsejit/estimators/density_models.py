@@ -187,7 +187,7 @@ def _mixture_scores(estimator: Any) -> Write:
         scales = roots if kind == "diag" else np.repeat(roots[:, None], means.shape[1], 1)
         return _scaled_norms(writer, means, scales)
 
-    # At its own mean a component's density is what X does not change.
+    # At its own mean a component's density is the part that X does not change.
     weighted = estimator._estimate_log_prob(means) + estimator._estimate_log_weights()
     bias = np.diagonal(weighted).astype(np.float64)
     return lambda writer: _affine(writer, norms(writer), -0.5, bias)

@@ -1,7 +1,7 @@
 """Mathematics in float64 that several models share: distances, kernels, densities, shares.
 
-    distances_to      to the rows of a fit, by a metric's name
-    kernel_values     kernel functions of X and the rows of a fit
+    metric_of         distances to the rows of a fit, by a metric's name
+    kernel_of         kernel functions of X and the rows of a fit, by a kernel's name
     squared_norms     of groups of columns, as in the logarithm of a normal density
     log_shares        logarithms of probabilities from logarithms that are not normalised
     place_of_largest  the first largest column
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators.numpy_functions import power, tanh
 from sparsejit.estimators.writer import EstimatorWriter
 from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.writer import Formula, Operand
@@ -241,7 +242,7 @@ class KernelFunction:
         f = double_formula(writer, self.name)
         inner = f("add", f("mul", product, float(self.gamma)), float(self.coef0))
         if self.name == "sigmoid":
-            return f.finish(tanh(f, inner))
+            return f.finish(tanh(f, True, inner))
         return f.finish(power(f, inner, float(self.degree)), shape=product.shape)
 
 
@@ -258,33 +259,6 @@ def kernel_of(
             f"of {', '.join(KERNELS)}"
         )
     return KernelFunction(name, 1 / features if gamma is None else float(gamma), coef0, degree)
-
-
-def tanh(f: Formula, x: Operand) -> Operand:
-    """1 - 2 / (exp(2 x) + 1): accurate to the last places of 1."""
-    more = f("add", f("exp", f("mul", x, 2.0)), 1.0)
-    return f("sub", 1.0, f("div", 2.0, more))
-
-
-def sigmoid(f: Formula, x: Operand) -> Operand:
-    """1 / (1 + exp(-x))"""
-    return f("div", 1.0, f("add", f("exp", f("neg", x)), 1.0))
-
-
-def power(f: Formula, x: Operand, exponent: float) -> Operand:
-    """x^exponent: a product for whole exponents, else NaN of negative x."""
-    if exponent != int(exponent) or not 0 <= exponent <= 64:
-        return f("exp", f("mul", f("log", x), exponent))
-    result: Operand = None
-    square = x
-    left = int(exponent)
-    while left:
-        if left & 1:
-            result = square if result is None else f("mul", result, square)
-        left >>= 1
-        if left:
-            square = f("square", square)
-    return f("add", f("mul", x, 0.0), 1.0) if result is None else f("mul", result, 1.0)
 
 
 def squared_norms(writer: EstimatorWriter, x: Value, groups: int) -> Value:

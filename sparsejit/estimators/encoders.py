@@ -47,6 +47,7 @@ Fill = tuple[Any, Any]
 
 
 def is_nan(value: Any) -> bool:
+    """Whether a value of a column, which may be a word, is NaN."""
     return isinstance(value, float | np.floating) and bool(value != value)
 
 
@@ -63,7 +64,7 @@ def groups_rare(encoder: Any) -> bool:
 def filled(value: Any, fills: Sequence[Fill]) -> Any:
     """Return the value after each imputer, in turn, has replaced it."""
     for missing, fill in fills:
-        if value is missing or value == missing or (is_nan(value) and is_nan(missing)):
+        if _same(value, missing):
             value = fill
     return value
 
@@ -113,6 +114,7 @@ def _values(categories: list[Any], fills: Sequence[Fill]) -> list[Any]:
 
 
 def _same(value: Any, other: Any) -> bool:
+    """Whether values are equal, NaN counted as equal to NaN."""
     return bool(value is other or value == other or (is_nan(value) and is_nan(other)))
 
 

@@ -17,6 +17,16 @@ ScalingOperation: TypeAlias = tuple[str, Array]
 
 TAKE, FILL, UNKNOWN = "take", "fill", "unknown"
 
+# Steps that jump at edges, and the origin of the edges: a number of the user, 0 by default, at
+# which scalers put their ends; or numbers of the fit.
+GIVEN, FITTED = "given", "fitted"
+COMPARING = {
+    "BernoulliNB": GIVEN,
+    "Binarizer": GIVEN,
+    "KBinsDiscretizer": FITTED,
+    "QuantileTransformer": FITTED,
+}
+
 
 def _clipped(
     step: Any, dtype: np.dtype[Any], low: float, high: float
@@ -58,8 +68,8 @@ SCALERS = {
 }
 
 
-def begins_scaling(step: Any) -> bool:
-    """Whether a step computes numbers, itself or inside."""
+def has_scaler(step: Any) -> bool:
+    """Whether a step is a scaler, or has one inside."""
     return any(type(each).__name__ in SCALERS for each in each_step([step]))
 
 

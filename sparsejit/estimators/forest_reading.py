@@ -33,6 +33,7 @@ from sparsejit.estimators.lightgbm_text import (
     linear_leaves,
     without_lines,
 )
+from sparsejit.estimators.parts import SINGLE_TREES
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.trees import Nodes, add_search
 from sparsejit.ir.values import Array
@@ -139,6 +140,12 @@ def booster_as_json(booster: Any) -> dict[str, Any]:
     return found
 
 
+def learner_of(estimator: Any) -> dict[str, Any]:
+    """The `learner` part of the configuration of XGBoost's estimator or booster."""
+    booster = estimator.get_booster() if hasattr(estimator, "get_booster") else estimator
+    return dict(json.loads(booster.save_config())["learner"])
+
+
 def _with_codes(booster: Any) -> Any:
     """A booster of XGBoost without the labels of its categories, as treelite's model."""
     import treelite
@@ -153,12 +160,6 @@ _LESS, _GREATER, _GREATER_EQUAL = 2, 4, 5  # treelite's numbers of comparisons; 
 _CATEGORICAL = 2  # treelite's number of a categorical node
 # The field by which a library counts the samples of a node.
 _SIZES = {"lightgbm": "data_count", "xgboost": "sum_hess"}
-_SINGLE_TREES = {
-    "DecisionTreeClassifier": "RandomForestClassifier",
-    "DecisionTreeRegressor": "RandomForestRegressor",
-    "ExtraTreeClassifier": "ExtraTreesClassifier",
-    "ExtraTreeRegressor": "ExtraTreesRegressor",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +261,7 @@ def missing_of(estimator: Any) -> float:
 
 def _as_forest(estimator: Any) -> Any:
     """A single tree as a forest of one, which treelite reads; all else as it is."""
-    kind = _SINGLE_TREES.get(type(estimator).__name__)
+    kind = SINGLE_TREES.get(type(estimator).__name__)
     if kind is None:
         return estimator
     import sklearn.ensemble

@@ -13,7 +13,6 @@ which scores add the sums. `predict` compares the sum of depths minus the least 
 with 0, in two sums of float32. So a sample whose score is the offset itself stays an inlier.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.catboost_models import second_from as catboost_bound
 from sparsejit.estimators.double_values import double_formula, flat
 from sparsejit.estimators.forest_bags import own_trees
-from sparsejit.estimators.forest_reading import ReadForest
+from sparsejit.estimators.forest_reading import ReadForest, learner_of
 from sparsejit.estimators.lightgbm_text import LinearLeaves
 from sparsejit.estimators.parts import SINGLE_TREES, is_bag_of_trees
 from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
@@ -325,7 +324,7 @@ def has_several_labels(estimator: Any) -> bool:
     """Whether an XGBClassifier predicts several labels, each 0 or 1."""
     if type(estimator).__name__ not in ("XGBClassifier", "XGBRFClassifier"):
         return False
-    model = _learner(estimator.get_booster())["learner_model_param"]
+    model = learner_of(estimator)["learner_model_param"]
     return int(model.get("num_target", 1)) > 1
 
 
@@ -341,11 +340,6 @@ def labels_of(estimator: Any) -> tuple[Array | None, type[Any]]:
     if classes is not None and getattr(estimator, "objective", "") == _SOFTMAX:
         classes = classes.astype(np.int32)
     return classes, np.float64 if has_several_labels(estimator) else np.int64
-
-
-def _learner(booster: Any) -> dict[str, Any]:
-    """The `learner` part of a booster's configuration."""
-    return dict(json.loads(booster.save_config())["learner"])
 
 
 def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
@@ -454,7 +448,7 @@ def _is_booster_of_classes(estimator: Any) -> bool:
     library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
     if (library, kind) != ("xgboost", "Booster"):
         return False
-    return bool(_learner(estimator)["objective"]["name"] == _SOFTMAX)
+    return bool(learner_of(estimator)["objective"]["name"] == _SOFTMAX)
 
 
 _DEEP = 1e6  # in mean depths of trees; no sample is this deep

@@ -19,11 +19,11 @@ from sparsejit.estimators.double_values import (
     double_formula,
     many_products,
     place_of_largest,
-    power,
     scaled_columns,
     second_of_two,
     single,
 )
+from sparsejit.estimators.numpy_functions import power
 from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.arranging import joined, reshaped

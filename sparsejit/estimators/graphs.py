@@ -22,10 +22,11 @@ from sparsejit.estimators.column_steps import (
     SELECTORS,
     each_step,
     inner_steps,
+    is_identity,
     parts_of,
 )
 from sparsejit.estimators.ensembles import MethodsOf
-from sparsejit.estimators.exact_scaling import SCALERS, begins_scaling
+from sparsejit.estimators.exact_scaling import COMPARING, GIVEN, SCALERS, has_scaler
 from sparsejit.estimators.forest_bags import read_bag
 from sparsejit.estimators.forest_contributions import contribution_methods
 from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
@@ -83,14 +84,11 @@ _STEPS = _APART | DECOMPOSITIONS | MAPPING
 _OF_ONE_COLUMN = LABEL_ENCODERS.keys() | {"IsotonicRegression"}
 _OWN = {TakenColumns.__name__}  # steps that no library has
 
-
-# Steps that compute other numbers, and steps that jump at edges, which a fit may put at data.
+# Steps that compute other numbers.
 _COMPUTING = DECOMPOSITIONS | MAPPING | {
     *("Normalizer", "PolynomialFeatures", "PowerTransformer"),
     *("FunctionTransformer", "QuantileTransformer", "SplineTransformer"),
 }
-_COMPARING = frozenset({"BernoulliNB", "Binarizer", "KBinsDiscretizer", "QuantileTransformer"})
-_OF_ZERO = frozenset({"BernoulliNB", "Binarizer"})  # the numbers at which scalers put their ends
 
 # The element of X, and whether X is sparse.
 XKind: TypeAlias = tuple[Element, bool]
@@ -110,7 +108,9 @@ class ReadEstimator:
     rounds: int = 0
     numbers: Sequence[NumberColumn] = ()
 
-    def graphs(self, batch: int, element: Element, is_sparse: bool = False) -> dict[str, Graph]:
+    def graphs(
+        self, batch: int, element: Element = Element.FLOAT32, is_sparse: bool = False
+    ) -> dict[str, Graph]:
         """A graph for each method that predicts, or transforms, by its name.
 
         The input X (batch, width of `input`) is of that element, float32 or, if `input` reads it,
@@ -328,13 +328,6 @@ def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> Method
     return methods_of
 
 
-def graph_of_estimator(
-    estimator: Any, batch: int, element: Element = Element.FLOAT32
-) -> dict[str, Graph]:
-    """The graphs of an estimator's methods, as `ReadEstimator` has them."""
-    return read_estimator(estimator).graphs(batch, element)
-
-
 def _behind(
     steps: Sequence[Any], methods: Mapping[str, Write], is_whole: bool = False
 ) -> dict[str, Write]:
@@ -390,12 +383,12 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
     scaled_by = ""
     for step in steps:
         kind = type(step).__name__
-        computed_by = computed_by or (scaled_by if kind in _OF_ZERO else "")
+        computed_by = computed_by or (scaled_by if COMPARING.get(kind) == GIVEN else "")
         if is_function(step):
             compares = bool(computed_by or scaled_by) and read_function(step).jumps
             computed_by = computed_by or scaled_by
         else:
-            compares = kind in _COMPARING
+            compares = kind in COMPARING
         if compares and computed_by and getattr(step, "binarize", 0.0) is not None:
             raise InvalidInput(
                 f"the {kind} compares the results of the {computed_by} to the last bit; put it "
@@ -403,15 +396,11 @@ def _check_edges(steps: Sequence[Any], computed_by: str) -> str:
             )
         inner = getattr(step, "transformers_", getattr(step, "transformer_list", ()))
         found = [_check_edges(inner_steps(each[1]), computed_by) for each in inner]
-        scaled_by = scaled_by or (kind if begins_scaling(step) else "")
-        exact = _is_identity(step) or (is_function(step) and read_function(step).is_exact)
+        scaled_by = scaled_by or (kind if has_scaler(step) else "")
+        exact = is_identity(step) or (is_function(step) and read_function(step).is_exact)
         own = kind if kind in _COMPUTING and not exact else ""
         computed_by = computed_by or own or next(filter(None, found), "")
     return computed_by
-
-
-def _is_identity(step: Any) -> bool:
-    return type(step).__name__ == "FunctionTransformer" and step.func is None
 
 
 def _check_kind(estimator: Any, known: frozenset[str]) -> None:

@@ -26,7 +26,7 @@ from sparsejit.frontends.writing.arranging import joined, sliced
 from sparsejit.ir.ops.selection import BagKind, EmbeddingBag, TopK
 from sparsejit.ir.values import Array, Value
 
-_FAR = float("inf")
+_INFINITY = float("inf")
 
 
 def _check(imputer: Any) -> None:
@@ -42,6 +42,7 @@ def _check(imputer: Any) -> None:
 
 
 def _imputed(imputer: Any) -> Write:
+    """A function that writes X with its missing numbers filled in, and marks behind."""
     _check(imputer)
     known = np.asarray(imputer._fit_X, np.float64)
     check_rows(imputer, known)
@@ -55,16 +56,16 @@ def _imputed(imputer: Any) -> Write:
 
     def write(writer: EstimatorWriter) -> Value:
         x = writer.columns(DOUBLE)
-        away = _distances(writer, x, np.where(has, known - means, 0), has, means)
+        distances = _distances(writer, x, np.where(has, known - means, 0), has, means)
         made = []
         for number in range(known.shape[1]):
             own = sliced(writer, x, 1, number, number + 1)
             if valid[number]:
-                made.append(_filled(writer, own, away, known[:, number], imputer))
+                made.append(_filled(writer, own, distances, known[:, number], imputer))
             elif imputer.keep_empty_features:
                 f = double_formula(writer, "empty")
-                is_none = f("not_equal", own, own)
-                made.append(f.finish(f("where", is_none, 0.0, 0.0), shape=own.shape))
+                is_missing = f("not_equal", own, own)
+                made.append(f.finish(f("where", is_missing, 0.0, 0.0), shape=own.shape))
         if len(marked):
             f = double_formula(writer, "marks")
             read = scaled_columns(writer, x, marked)
@@ -77,16 +78,15 @@ def _imputed(imputer: Any) -> Write:
 def _distances(
     writer: EstimatorWriter, x: Value, rows: Array, has: Array, means: Array
 ) -> Value:
-    """The distance to each row of the fit, infinite where x and the row have no number in common.
-    """
+    """The distance to each row of the fit; infinite for a row without a feature that x has."""
     count, features = rows.shape
     centred = scaled_columns(writer, x, np.arange(features), means)
     f = double_formula(writer, "present")
-    is_none = f("not_equal", centred, centred)
+    is_missing = f("not_equal", centred, centred)
     marks, own, square = f.all(
-        f("where", is_none, 0.0, 1.0),
-        f("where", is_none, 0.0, centred),
-        f("where", is_none, 0.0, f("square", centred)),
+        f("where", is_missing, 0.0, 1.0),
+        f("where", is_missing, 0.0, centred),
+        f("where", is_missing, 0.0, f("square", centred)),
     )
     both = joined(writer.at("present"), [square, own, marks], 1)
     weights = np.concatenate([has, -2 * rows, np.square(rows)], axis=1).astype(np.float64)
@@ -95,11 +95,11 @@ def _distances(
     f = double_formula(writer, "distances")
     mean = f("div", f("maximum", total, 0.0), f("maximum", shared, 1.0))
     found = f("sqrt", f("mul", mean, float(features)))
-    return f.finish(f("where", f("equal", shared, 0.0), _FAR, found), shape=total.shape)
+    return f.finish(f("where", f("equal", shared, 0.0), _INFINITY, found), shape=total.shape)
 
 
 def _filled(
-    writer: EstimatorWriter, x: Value, away: Value, numbers: Array, imputer: Any
+    writer: EstimatorWriter, x: Value, distances: Value, numbers: Array, imputer: Any
 ) -> Value:
     """A column with NaN replaced by the mean of its donors, or of the fit where none is near."""
     has = ~np.isnan(numbers)
@@ -108,16 +108,16 @@ def _filled(
     # As the library adds up, in the dtype of the fit.
     mean = float(np.ma.array(numbers.astype(imputer._fit_X.dtype), mask=~has).mean())
     f = double_formula(writer, "donors")
-    away_of = writer.constant(np.where(has, 0.0, _FAR)[None], "donors", DOUBLE)
-    donors = f.finish(f("add", away, away_of))
+    excluded = writer.constant(np.where(has, 0.0, _INFINITY)[None], "donors", DOUBLE)
+    donors = f.finish(f("add", distances, excluded))
     least, found = writer.at("nearest").many(TopK(count, least=True), donors)
     f = double_formula(writer, "weights")
     if imputer.weights == "distance":
         weights = f.finish(inverse_distances(f, least), shape=least.shape)
         f = double_formula(writer, "weights")
-        weights = f.finish(f("where", f("equal", least, _FAR), 0.0, weights))
+        weights = f.finish(f("where", f("equal", least, _INFINITY), 0.0, weights))
     else:
-        weights = f.finish(f("where", f("equal", least, _FAR), 0.0, 1.0))
+        weights = f.finish(f("where", f("equal", least, _INFINITY), 0.0, 1.0))
     middle = (own.max() + own.min()) / 2  # sums of float32 lose digits far from zero
     table = np.stack([np.where(has, numbers - middle, 0), np.ones(len(numbers))], axis=1)
     rows = writer.constant(table, "numbers")
@@ -127,9 +127,9 @@ def _filled(
         scaled_columns(writer, sums, np.array([place], np.int64)) for place in range(2)
     )
     f = double_formula(writer, "imputed")
-    is_alone = f("equal", share, 0.0)
-    value = f("add", f("div", total, f("where", is_alone, 1.0, share)), float(middle))
-    filled = f.finish(f("where", is_alone, mean, value), shape=x.shape)
+    has_no_donor = f("equal", share, 0.0)
+    value = f("add", f("div", total, f("where", has_no_donor, 1.0, share)), float(middle))
+    filled = f.finish(f("where", has_no_donor, mean, value), shape=x.shape)
     if writer.takes_singles:  # the library writes into X
         filled = scaled_columns(writer, single(writer, filled), np.zeros(1, np.int64))
     f = double_formula(writer, "imputed")

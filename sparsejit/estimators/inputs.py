@@ -38,7 +38,7 @@ from sparsejit.runtime.array_checks import rows_check
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _NUMBERS = "biuf"
-_NOBODY = -1
+_NO_FUNCTION = -1
 _POSITIVE = float(np.nextafter(0, 1))  # the least number above 0
 _SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.float32)"
 # Estimators of scikit-learn that accept infinite values.
@@ -142,7 +142,7 @@ class Refusals:
             self.no_nan[columns.source[columns.nan]] = True
             self.no_infinity[columns.source[columns.infinity]] = True
             none = np.zeros(len(columns.source), bool)
-            own = columns._replace(nan=none, infinity=none, maker=columns.nobody)
+            own = columns._replace(nan=none, infinity=none, function=columns.no_functions)
             return own.beside(_Columns.computed(step.predicted))
         if isinstance(step, Stack):
             predicted = _Columns.computed(_columns_of(step, len(columns.source)))
@@ -152,11 +152,11 @@ class Refusals:
             self.no_nan[columns.source[columns.nan]] = True
         if not takes_infinity:
             self.no_infinity[columns.source[columns.infinity]] = True
-        for maker in set(columns.maker.tolist()) - {_NOBODY}:
-            no_nan, no_infinity = self.guards.get(maker, Guard())
+        for function in set(columns.function.tolist()) - {_NO_FUNCTION}:
+            no_nan, no_infinity = self.guards.get(function, Guard())
             guard = Guard(no_nan or not takes_nan, no_infinity or not takes_infinity)
             if any(guard):
-                self.guards[maker] = guard
+                self.guards[function] = guard
         if is_function(step):
             return self._behind_function(step, columns)
         self._follow_least(step, columns)
@@ -181,7 +181,7 @@ class Refusals:
         return found._replace(
             source=np.resize(given, function.outputs) if given.size else found.source,
             given=np.full(function.outputs, bool(given.size)),
-            maker=np.full(function.outputs, id(step)),
+            function=np.full(function.outputs, id(step)),
         )
 
     def _follow_least(self, step: Any, columns: _Columns) -> None:
@@ -209,7 +209,7 @@ class Refusals:
             return _Columns.computed(columns_of(step))
         if type(step).__name__ == "SimpleImputer":
             filling = filling_of(step)
-            filled = columns._replace(nan=none, maker=columns.nobody).take(filling.kept)
+            filled = columns._replace(nan=none, function=columns.no_functions).take(filling.kept)
             return filled.beside(_Columns.computed(len(filling.marked)))
         if type(step).__name__ == "OneHotEncoder":
             if step.handle_unknown == "error":
@@ -218,7 +218,7 @@ class Refusals:
                     seen = np.asarray(step.categories_[number])
                     self.known.append((int(columns.source[number]), seen))
             counts = [len(each) for each in kept_categories(step)]
-            encoded = _Columns(columns.source, none, none, none, none, columns.nobody)
+            encoded = _Columns(columns.source, none, none, none, none, columns.no_functions)
             return encoded.take(np.repeat(np.arange(len(none)), counts))
         if type(step).__name__ == "MissingIndicator":
             if step.error_on_new and step.features == "missing-only":
@@ -234,7 +234,7 @@ class _Columns(NamedTuple):
     """For each column behind steps, its feature of X, and whether some values of X reach it.
 
     These are NaN (`nan`), infinity, and the feature's own numbers, unchanged. `given`: its dtype is
-    X's; `maker`: the id of the function that made its numbers, or `_NOBODY`.
+    X's; `function`: the id of the FunctionTransformer that made its numbers, or `_NO_FUNCTION`.
     """
 
     source: Array
@@ -242,25 +242,25 @@ class _Columns(NamedTuple):
     infinity: Array
     own: Array
     given: Array
-    maker: Array
+    function: Array
 
     @classmethod
     def of_x(cls, count: int) -> _Columns:
         """The columns of X."""
         nan, infinity, own, given = np.ones((4, count), bool)
-        return cls(np.arange(count), nan, infinity, own, given, np.full(count, _NOBODY))
+        return cls(np.arange(count), nan, infinity, own, given, np.full(count, _NO_FUNCTION))
 
     @classmethod
     def computed(cls, count: int) -> _Columns:
         """Computed columns, without NaN, infinity or numbers of a feature."""
         nan, infinity, own, given = np.zeros((4, count), bool)
         sources = np.zeros(count, np.int64)
-        return cls(sources, nan, infinity, own, given, np.full(count, _NOBODY))
+        return cls(sources, nan, infinity, own, given, np.full(count, _NO_FUNCTION))
 
     @property
-    def nobody(self) -> Array:
-        """The makers of columns that no function made."""
-        return np.full(len(self.source), _NOBODY)
+    def no_functions(self) -> Array:
+        """The `function` of these columns where no function made them."""
+        return np.full(len(self.source), _NO_FUNCTION)
 
     def take(self, which: Any) -> _Columns:
         return _Columns(*(each[which] for each in self))
@@ -430,7 +430,7 @@ class EstimatorInput:
 
     @property
     def widest(self) -> np.dtype[Any]:
-        """The dtype of X in which native code computes what the library does."""
+        """The dtype of X in which native code gives the library's results."""
         return self._dtypes[-1]
 
     def samples(self, X: Any) -> int:

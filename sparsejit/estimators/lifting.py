@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.column_steps import SELECTORS, parts_of
+from sparsejit.estimators.column_steps import SELECTORS, is_identity, parts_of
 from sparsejit.estimators.encoders import (
     ENCODERS,
     EncoderTable,
@@ -169,11 +169,11 @@ class _Lifting:
 
     def _plain(self, steps: Sequence[Any]) -> _Steps:
         """The steps, with unions of features as ColumnTransformers."""
-        kept = [step for step in steps if not _is_identity(step)]
+        kept = [step for step in steps if not is_identity(step)]
         if not kept:
             features = int(steps[-1].n_features_in_)
             kept = [_transformer_of([("own", "passthrough", [*range(features)])], False, features)]
-        self.is_changed |= len(kept) < len(steps) or _is_identity(steps[-1])
+        self.is_changed |= len(kept) < len(steps) or is_identity(steps[-1])
         return [
             self._union(step) if type(step).__name__ == "FeatureUnion" else step for step in kept
         ]
@@ -428,10 +428,6 @@ def _transformer_of(entries: list[Any], is_sparse: bool, features: int = 0) -> A
     made.transformers_, made.sparse_output_ = entries, is_sparse
     made.n_features_in_ = features
     return made
-
-
-def _is_identity(step: Any) -> bool:
-    return type(step).__name__ == "FunctionTransformer" and step.func is None
 
 
 def _is_sparse(step: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The text of a LightGBM model: what treelite leaves out.
+"""The text of a LightGBM model: the parts that treelite leaves out.
 
     LightTree      the children of a tree's nodes, by LightGBM's numbers of leaves
     leaf_numbers   LightGBM's number of each leaf that treelite read

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.forest_reading import ReadForest, missing_of
+from sparsejit.estimators.forest_reading import ReadForest, booster_as_json, learner_of, missing_of
 from sparsejit.estimators.lightgbm_text import LinearLeaves
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.values import Array
@@ -34,19 +34,13 @@ def is_linear_booster(estimator: Any) -> bool:
     """Whether an estimator or booster of XGBoost is linear, without trees."""
     if not type(estimator).__module__.startswith("xgboost"):
         return False
-    return bool(_learner(estimator)["gradient_booster"]["name"] == "gblinear")
-
-
-def _learner(estimator: Any) -> dict[str, Any]:
-    """The `learner` part of a booster's configuration."""
-    booster = estimator.get_booster() if hasattr(estimator, "get_booster") else estimator
-    return dict(json.loads(booster.save_config())["learner"])
+    return bool(learner_of(estimator)["gradient_booster"]["name"] == "gblinear")
 
 
 def read_linear_booster(estimator: Any) -> ReadForest:
     """Read a linear booster. Raises InvalidInput for an objective that has no graph."""
     booster = estimator.get_booster() if hasattr(estimator, "get_booster") else estimator
-    learner = json.loads(bytes(booster.save_raw("json")))["learner"]
+    learner = booster_as_json(booster)["learner"]
     objective, shape = learner["objective"]["name"], learner["learner_model_param"]
     if objective not in _LINKS:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Estimators that fit others to parts of a task, and combine what these predict.
+"""Estimators that fit others to parts of a task, and combine their predictions.
 
     bags          a mean over estimators that saw samples and columns of the fit
     adaptive      AdaBoost: weighted votes of classifiers, a weighted median of regressors
@@ -505,8 +505,8 @@ def _chained(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> di
         link = replace(link, before=tuple(before), writes=tuple(predicted))
         methods = methods_of(part, [link])
         for name in names:
-            found[name].append(_chain_column(estimator, part, methods, name))
-        predicted.append(_once(_numbers(part, _chain_column(estimator, part, methods, how), how)))
+            found[name].append(_chain_column(estimator, methods, name))
+        predicted.append(_once(_numbers(part, _chain_column(estimator, methods, how), how)))
     order = [int(place) for place in np.argsort(estimator.order_)]
 
     def ordered(writes: Sequence[Write]) -> Write:
@@ -530,7 +530,7 @@ def _all_have(estimator: Any, name: str) -> bool:
     return all(hasattr(part, name) and len(part.classes_) == 2 for part in parts)
 
 
-def _chain_column(estimator: Any, part: Any, methods: Mapping[str, Write], name: str) -> Write:
+def _chain_column(estimator: Any, methods: Mapping[str, Write], name: str) -> Write:
     """A function that writes a part's result, one number a row: of two classes the second's."""
     write = method_of(methods, name, estimator)
     if name == "predict":
@@ -539,7 +539,7 @@ def _chain_column(estimator: Any, part: Any, methods: Mapping[str, Write], name:
 
 
 def _numbers(part: Any, write: Write, how: str) -> Write:
-    """A function that writes what later parts of a chain read: labels as numbers."""
+    """A function that writes the operand of later parts of a chain: labels as numbers."""
     if how != "predict" or not hasattr(part, "classes_"):
         return as_columns(write)
     labels = np.asarray(part.classes_)

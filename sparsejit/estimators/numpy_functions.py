@@ -1,7 +1,8 @@
 """numpy's elementwise functions as formulas of a graph, in float32 and float64.
 
-    UFUNCS            functions by numpy's names: their formula, and whether bits are numpy's
-    normal_quantile   the inverse of the normal distribution
+    UFUNCS                 functions by numpy's names: their formula, and whether bits are numpy's
+    power, sigmoid, tanh   formulas that models share
+    normal_quantile        the inverse of the normal distribution
 
 float64 has no code of its own for most functions: they are written by exp, log and arithmetic.
 
@@ -23,6 +24,7 @@ import numpy as np
 from sparsejit.frontends.writing.writer import Formula, Operand
 
 _INFINITY = float("inf")
+_MOST_POWER = 64  # the largest exponent of a power that is a product
 
 
 class Ufunc(NamedTuple):
@@ -63,7 +65,7 @@ def _expm1(f: Formula, is_double: bool, x: Operand) -> Operand:
     return f("where", f("equal", power, 1.0), x, found)
 
 
-def _tanh(f: Formula, is_double: bool, x: Operand) -> Operand:
+def tanh(f: Formula, is_double: bool, x: Operand) -> Operand:
     if not is_double:
         return f("tanh", x)
     near = f("maximum", f("minimum", x, 20.0), -20.0)
@@ -106,7 +108,7 @@ def _series(f: Formula, x: Operand, terms: list[float]) -> Operand:
     return f("mul", x, total)
 
 
-def _turned(f: Formula, x: Operand, shift: float) -> Operand:
+def _shifted_sine(f: Formula, x: Operand, shift: float) -> Operand:
     """sin(x + shift pi) for the shifts 0 and 1/2."""
     turns = f("round", f("add", f("mul", x, 1 / pi), shift))
     half = f("sub", turns, shift)
@@ -122,11 +124,11 @@ def _turned(f: Formula, x: Operand, shift: float) -> Operand:
 
 
 def _sin(f: Formula, is_double: bool, x: Operand) -> Operand:
-    return _turned(f, x, 0.0) if is_double else f("sin", x)
+    return _shifted_sine(f, x, 0.0) if is_double else f("sin", x)
 
 
 def _cos(f: Formula, is_double: bool, x: Operand) -> Operand:
-    return _turned(f, x, 0.5) if is_double else f("cos", x)
+    return _shifted_sine(f, x, 0.5) if is_double else f("cos", x)
 
 
 def _tan(f: Formula, is_double: bool, x: Operand) -> Operand:
@@ -174,8 +176,30 @@ def _hypot(f: Formula, is_double: bool, x: Operand, y: Operand) -> Operand:
     return f("mul", large, f("sqrt", f("add", f("mul", share, share), 1.0)))
 
 
-def _expit(f: Formula, is_double: bool, x: Operand) -> Operand:
+def sigmoid(f: Formula, x: Operand) -> Operand:
+    """1 / (1 + exp(-x))"""
     return f("div", 1.0, f("add", f("exp", f("neg", x)), 1.0))
+
+
+def is_whole_power(exponent: float) -> bool:
+    """Whether a power is a product, of few enough factors."""
+    return exponent == int(exponent) and abs(exponent) <= _MOST_POWER
+
+
+def power(f: Formula, x: Operand, exponent: float) -> Operand:
+    """x^exponent: a product for a whole exponent, or its inverse; else NaN of negative x."""
+    if not is_whole_power(exponent):
+        return f("exp", f("mul", f("log", x), exponent))
+    result: Operand = None
+    square, left = x, abs(int(exponent))
+    while left:
+        if left & 1:
+            result = square if result is None else f("mul", result, square)
+        left >>= 1
+        square = f("square", square) if left else square
+    if result is None:
+        result = f("add", f("mul", x, 0.0), 1.0)
+    return f("div", 1.0, result) if exponent < 0 else f("mul", result, 1.0)
 
 
 def _logit(f: Formula, is_double: bool, x: Operand) -> Operand:
@@ -300,7 +324,7 @@ UFUNCS: dict[str, Ufunc] = {
     "exp2": Ufunc(_exp2),
     "log2": Ufunc(_log_by(2)),
     "log10": Ufunc(_log_by(10)),
-    "tanh": Ufunc(_tanh),
+    "tanh": Ufunc(tanh),
     "sinh": Ufunc(_sinh),
     "cosh": Ufunc(_cosh),
     "sin": Ufunc(_sin),
@@ -315,6 +339,6 @@ UFUNCS: dict[str, Ufunc] = {
     "radians": Ufunc(_scaled(pi / 180)),
     "rad2deg": Ufunc(_scaled(180 / pi)),
     "degrees": Ufunc(_scaled(180 / pi)),
-    "expit": Ufunc(_expit),
+    "expit": Ufunc(lambda f, is_double, x: sigmoid(f, x)),
     "logit": Ufunc(_logit),
 }

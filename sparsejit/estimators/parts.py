@@ -39,9 +39,13 @@ MADE_OF = {
 ENSEMBLES = frozenset(MADE_OF)
 _CONSTANT = "_ConstantPredictor"  # of a label that all samples of a fit have, or none
 DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
-SINGLE_TREES = frozenset(
-    {f"{kind}Tree{end}" for kind in ("Decision", "Extra") for end in ("Classifier", "Regressor")}
-)
+# Single trees, and forests of such trees.
+SINGLE_TREES = {
+    "DecisionTreeClassifier": "RandomForestClassifier",
+    "DecisionTreeRegressor": "RandomForestRegressor",
+    "ExtraTreeClassifier": "ExtraTreesClassifier",
+    "ExtraTreeRegressor": "ExtraTreesRegressor",
+}
 # Models of `own_models.MODELS` whose columns others may read.
 MAPPING = frozenset(
     """

@@ -1,8 +1,8 @@
-"""Arrays of rows that record what numpy computes of them as operators of a graph.
+"""Arrays of rows that record numpy's functions of them as operators of a graph.
 
     FunctionTrace         the graph, and how numpy's functions are written into it
-    TracedArray   (rows, columns), or one column (rows,); numpy calls its `__array_ufunc__` and
-                  `__array_function__` in place of its own code
+    TracedArray           (rows, columns), or one column (rows,); numpy calls its `__array_ufunc__`
+                          and `__array_function__` in place of its own code
 
 Numbers have numpy's dtypes: float32, float64, bool, and int64 as float64 in the graph. A function
 that asks for numbers, or for the count of rows, raises `Untraced`.
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.estimators.numpy_functions import UFUNCS
+from sparsejit.estimators.numpy_functions import UFUNCS, is_whole_power, power
 from sparsejit.estimators.piece_writer import PieceWriter
 from sparsejit.frontends.writing.arranging import expanded, joined, sliced
-from sparsejit.frontends.writing.writer import Formula, Operand
+from sparsejit.frontends.writing.writer import Operand
 from sparsejit.ir.ops.columns import ScaledColumns
 from sparsejit.ir.ops.pointwise import Cast
 from sparsejit.ir.values import Element, Value
@@ -44,21 +44,20 @@ _OF_TRUTHS = {
 _OF_WHOLES = frozenset(
     "add subtract multiply negative absolute square maximum minimum fmax fmin sign".split()
 )
-_MOST_POWER = 64  # the largest whole exponent
 
 
 class Untraced(Exception):
-    """A deed of a function that no graph can do; the message goes on after the function's name."""
+    """The reason why a function has no graph: a predicate that follows the function's name."""
 
 
 class RowCount:
     """The number of rows, which no graph knows."""
 
-    def _refuse(self, *given: Any) -> Any:
+    def refuse(self, *given: Any) -> Any:
         raise Untraced("asks for the number of rows; results may depend on their own row alone")
 
-    __index__ = __int__ = __eq__ = __add__ = __sub__ = __mul__ = __lt__ = __gt__ = _refuse
-    __radd__ = __rmul__ = __rsub__ = __truediv__ = __rtruediv__ = __float__ = __bool__ = _refuse
+    __index__ = __int__ = __eq__ = __add__ = __sub__ = __mul__ = __lt__ = __gt__ = refuse
+    __radd__ = __rmul__ = __rsub__ = __truediv__ = __rtruediv__ = __float__ = __bool__ = refuse
     __hash__ = object.__hash__
 
 
@@ -122,7 +121,7 @@ class FunctionTrace:
             raise Untraced(f"calls numpy's {name}{' of whole numbers' * (row is not None)}")
         computed = dtype
         if dtype == _TRUTH:
-            computed = np.result_type(*map(_weak, inputs))
+            computed = np.result_type(*map(_dtype_or_number, inputs))
             computed = _WHOLE if computed == _TRUTH else computed
         if row.jumps:
             self.jump(name, is_exact or (dtype == _TRUTH and not _is_near(inputs)))
@@ -167,28 +166,13 @@ class FunctionTrace:
         plain |= {0.5: np.sqrt, -1.0: np.reciprocal}
         if exponent in plain and (base.dtype.kind == "f" or exponent in (1.0, 2.0)):
             return plain[exponent](base)
-        is_whole = exponent == int(exponent) and abs(exponent) <= _MOST_POWER
+        is_whole = is_whole_power(exponent)
         dtype = base.dtype if base.dtype == _SHORT or (is_whole and exponent >= 0) else _LONG
         dtype = _WHOLE if dtype == _TRUTH else dtype
         x = self.stored(base, dtype)
         f = self.writer.at("power").formula("power", _floats(_ELEMENTS[dtype]))
-        if is_whole:
-            found = _whole_power(f, x, int(exponent))
-        else:
-            found = f("exp", f("mul", f("log", x), exponent))
-        value = f.finish(found, shape=x.shape)
+        value = f.finish(power(f, x, exponent), shape=x.shape)
         return self._made("power", value, dtype, base.ndim, dtype == _WHOLE and base.is_exact)
-
-
-def _whole_power(f: Formula, x: Operand, exponent: int) -> Operand:
-    result: Operand = f("add", f("mul", x, 0.0), 1.0) if not exponent else None
-    square, left = x, abs(exponent)
-    while left:
-        if left & 1:
-            result = square if result is None else f("mul", result, square)
-        left >>= 1
-        square = f("mul", square, square) if left else square
-    return f("div", 1.0, result) if exponent < 0 else f("mul", result, 1.0)
 
 
 def _floats(element: Element) -> Element:
@@ -234,13 +218,14 @@ def _truths(trace: FunctionTrace, name: str, values: list[Value]) -> Value:
 def _sample(x: Any) -> Any:
     """One number of the dtype of x; a number of Python as it is."""
     if isinstance(x, RowCount):
-        x._refuse()
+        x.refuse()
     if isinstance(x, bool | int | float | np.generic):
         return x
     return np.ones(1, x.dtype if _is_traced(x) else np.asarray(x).dtype)
 
 
-def _weak(x: Any) -> Any:
+def _dtype_or_number(x: Any) -> Any:
+    """The operand of `np.result_type`: a number of Python, which takes any dtype, or a dtype."""
     return x if isinstance(x, bool | int | float) else np.asarray(_sample(x)).dtype
 
 
@@ -264,7 +249,7 @@ def result_dtype(function: Callable[..., Any], inputs: Sequence[Any]) -> Dtype:
 
 def common(*arrays: Any) -> Dtype:
     """The dtype in which arrays and numbers are put together."""
-    found = np.dtype(np.result_type(*map(_weak, arrays)))
+    found = np.dtype(np.result_type(*map(_dtype_or_number, arrays)))
     if found not in _ELEMENTS:
         raise Untraced(f"puts numbers of {found} together")
     return found

@@ -1,4 +1,4 @@
-"""A DataFrame of pandas that records what a function computes of its columns."""
+"""A DataFrame of pandas that records a function's operations on its columns."""
 
 from __future__ import annotations
 

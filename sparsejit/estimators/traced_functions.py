@@ -33,7 +33,7 @@ _BLOCK = 12  # rows of random numbers of one kind
 
 @dataclass(frozen=True, eq=False)
 class TracedFunction:
-    """A function: the number of its columns, and the forms of X for which its graph stands.
+    """A function: the number of its columns, and the forms of X for which its graph is right.
 
     A form is "array float64", "frame int64" and so on. `jumps`: it gives other numbers where X
     hardly differs; `is_exact`: they have all bits of numpy's; `is_flat`: it returns (rows,);
@@ -68,7 +68,7 @@ def is_function(step: Any) -> bool:
 def read_function(step: Any) -> TracedFunction:
     """Record a function. Raises InvalidInput where it has no graph, or its graph differs."""
     reasons: list[Exception] = []
-    for takes_frame in _kinds(step):
+    for takes_frame in _frame_trials(step):
         try:
             forms, made, jumps = _compared(step, takes_frame)
         except (InvalidInput, Untraced, Unmapped) as error:
@@ -107,7 +107,7 @@ def _is_framed(step: Any) -> bool:
     return hasattr(step, "feature_names_in_") and not step.validate
 
 
-def _kinds(step: Any) -> list[bool]:
+def _frame_trials(step: Any) -> list[bool]:
     """Whether to record with a frame, in the order of trials."""
     return [True, False] if _is_framed(step) else [False, True]
 
@@ -141,7 +141,7 @@ def _names(step: Any, features: int) -> list[Any]:
 
 
 def _compared(step: Any, takes_frame: bool) -> tuple[frozenset[str], TracedArray, bool]:
-    """The forms for which the recorded graph stands, its result, and whether it jumps."""
+    """The forms for which the recorded graph is right, its result, and whether it jumps."""
     features, forms = int(step.n_features_in_), set()
     made: dict[str, TracedArray] = {}
     jumps = False
@@ -156,7 +156,7 @@ def _compared(step: Any, takes_frame: bool) -> tuple[frozenset[str], TracedArray
             result = _recorded(trace, value, step, takes_frame)
             (found,) = writer.finish(result.value).evaluate([x])
             for form in ("array", "frame"):
-                if _stands(step, form, x, found, result, _CLOSE[dtype]):
+                if _agrees(step, form, x, found, result, _CLOSE[dtype]):
                     forms.add(f"{form} {dtype}")
         made[dtype], jumps = result, jumps or trace.jumps
     if step.validate:  # the library gives it the array of a frame
@@ -194,10 +194,10 @@ def _probes(features: int) -> Mapping[str, list[Array]]:
     }
 
 
-def _stands(
+def _agrees(
     step: Any, form: str, x: Array, found: Array, made: TracedArray, close: float
 ) -> bool:
-    """Whether the function gives `found` for x in a form."""
+    """Whether the function gives `found`, up to rounding, for x in a form."""
     given: Any = x.copy()
     if form == "frame":
         try:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators.encoders import is_nan
 from sparsejit.ir.values import Array
 from sparsejit.runtime.object_cells import REFUSED, cells_reader
 
@@ -64,17 +65,13 @@ class WordColumn:
                 f"column {self.feature} of X has {value!r}; give strings or numbers ({error})"
             ) from error
         if found is None:
-            found = self.nan if _is_nan(value) else self.others
+            found = self.nan if is_nan(value) else self.others
         if found is None:
             raise InvalidInput(
                 f"column {self.feature} of X has {value!r}, which the {self.step} did not see; "
                 "replace it, or fit with another handle_unknown"
             )
         return found
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float | np.floating) and bool(value != value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,13 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import SELECTORS, ColumnScales, each_step, parts_of
 from sparsejit.estimators.exact_scaling import (
+    COMPARING,
     FILL,
+    FITTED,
     TAKE,
     UNKNOWN,
     ScalingOperation,
-    begins_scaling,
+    has_scaler,
     scaling_operations,
 )
 from sparsejit.estimators.lifting import NumberColumn
@@ -40,7 +42,6 @@ from sparsejit.ir.values import Array, Element, TensorType, Value
 MOST_DOUBLES = 1 << 20  # most weights of a product in float64
 _DOUBLE = np.dtype(np.float64)
 _LARGE = 2.0**20  # float32 rounds products with weights of this size by a tenth
-_COMPARING = ("KBinsDiscretizer", "QuantileTransformer")  # jump at numbers of the fit
 _FEW_SCORES = 8  # scores for which a product in float64 takes no longer than scaling the columns
 
 
@@ -98,7 +99,7 @@ class EstimatorWriter(PieceWriter):
                 self.transform(step)
 
     def finish(self, *outputs: Operand) -> Graph:
-        """The graph, whose notes tell what was left out of the steps."""
+        """The graph, whose notes tell the parts of steps that were left out."""
         return replace(super().finish(*outputs), notes=tuple(dict.fromkeys(self._notes)))
 
     def guarded(self, result: Value) -> Value:
@@ -146,12 +147,12 @@ class EstimatorWriter(PieceWriter):
             return
         if is_written(step):
             dtype = self._columns.dtype
-            exact = kind in _COMPARING
+            exact = COMPARING.get(kind) == FITTED
             x = self._exact_columns(kind) if exact else self.columns(Element.FLOAT64)
             self._read(WRITTEN[kind](self.at(kind), x, step, dtype))
             return
         if not is_mixing(step):
-            if self._scaling or begins_scaling(step):
+            if self._scaling or has_scaler(step):
                 self._scaling += scaling_operations(step, self._columns.dtype)
                 self._columns = self._columns.behind(step)
             else:
@@ -218,7 +219,7 @@ class EstimatorWriter(PieceWriter):
         return self.one(ScaledColumns(x.type.element, element), x, *constants)
 
     def _apply(self, step: Any) -> None:
-        """Apply a FunctionTransformer in the dtype of the library, and note what it must give."""
+        """Apply a FunctionTransformer in the library's dtype, and note the results it must give."""
         short = self._columns.dtype == np.dtype(np.float32)
         x = self.columns(Element.FLOAT32 if short else Element.FLOAT64)
         found, dtype = write_function(self.at("function"), x, step)
@@ -283,7 +284,7 @@ class EstimatorWriter(PieceWriter):
     def columns(self, element: Element = Element.FLOAT32) -> Value:
         """Write the current columns as one value (batch, columns)."""
         if self._beside is not None:
-            predicted = self._besides()
+            predicted = self._leave_predictions()
             self._read(joined(self, [predicted, self.columns()], 1))
         columns, x = self._columns, self.x
         if columns.changes_nothing(x.shape[1]) and x.type.element is element:
@@ -292,8 +293,8 @@ class EstimatorWriter(PieceWriter):
             raise InvalidInput("the steps before the last give no columns; keep at least one")
         return self.at("columns")._made_of(x, columns, element)
 
-    def _besides(self) -> Value:
-        """Make the columns of X beside the predictions current, and return the predictions."""
+    def _leave_predictions(self) -> Value:
+        """Return the predictions, and make the columns of X beside them current."""
         assert self._beside is not None
         predicted = self.x
         self.x, self._columns = self._beside
@@ -312,7 +313,7 @@ class EstimatorWriter(PieceWriter):
             return self._scores_of_both(weights, bias, name)
         used = self._used(weights, name)
         if used is not None:
-            return self._of_some(used, lambda: self.scores(weights[:, used], bias, name))
+            return self._reading(used, lambda: self.scores(weights[:, used], bias, name))
         x, columns = self.x, self._columns
         is_double = x.type.element is Element.FLOAT64
         is_scaled = columns.is_affine and not columns.changes_nothing(x.shape[1])
@@ -334,8 +335,8 @@ class EstimatorWriter(PieceWriter):
         )
         return used
 
-    def _of_some(self, used: Array, write: Callable[[], Value]) -> Value:
-        """A value that is written while only these columns are current."""
+    def _reading(self, used: Array, write: Callable[[], Value]) -> Value:
+        """Write a value while only these columns are current."""
         every = self._columns
         self._columns = every.take(used)
         found = write()
@@ -344,7 +345,7 @@ class EstimatorWriter(PieceWriter):
 
     def _scores_of_both(self, weights: Array, bias: Array, name: str) -> Value:
         """Scores of predictions and of X as two products, since X may be far from zero."""
-        predicted = self._besides()
+        predicted = self._leave_predictions()
         count = predicted.shape[1]
         own = self.scores(weights[:, count:], bias, f"{name}.x")
         self._read(predicted)
@@ -359,7 +360,7 @@ class EstimatorWriter(PieceWriter):
             self.columns()
         used = self._used(weights, name)
         if used is not None:
-            return self._of_some(used, lambda: self.product(weights[:, used], bias, name, result))
+            return self._reading(used, lambda: self.product(weights[:, used], bias, name, result))
         x, columns = self.x, self._columns
         if columns.has_many_categories and len(weights) <= _FEW_SCORES:
             weights = self._look_up(weights, name)

@@ -124,7 +124,7 @@ class SessionOptions:
 
     @property
     def needs_runtime(self) -> bool:
-        """Whether only a session of ONNX Runtime does what the options ask for."""
+        """Whether only a session of ONNX Runtime has the options that were asked for."""
         return bool(self._calls or self.enable_profiling)
 
     def of_runtime(self, runtime: Any) -> Any:

@@ -93,7 +93,7 @@ def with_scales(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
         made = replace(op, dtype=found.dtype, x_steps=found.x_steps)
         x, weights, *others = site.inputs
         if found.factors is not None:
-            x, weights = _equalised(site, op, found.factors)
+            x, weights = _equalised(site, found.factors)
         return _with_bias(site, made, (x, weights, *others), found.correction)
 
     return _at_layers(graph, store)
@@ -159,9 +159,7 @@ def _at_layers(
     return rewrite(graph, rule)
 
 
-def _equalised(
-    site: Site, op: Linear | Convolution, factors: Array
-) -> tuple[Value, Value]:
+def _equalised(site: Site, factors: Array) -> tuple[Value, Value]:
     """Return x / factors, with factors by channel, and weights * factors.
 
     Where x is relu(z), the first is relu(z / factors).

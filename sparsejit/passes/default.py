@@ -50,6 +50,8 @@ FUSING: tuple[Pass, ...] = (
     overlap_transposed,
     trim_taps,
     leave_single_positions,
+    fold_constants,  # of layers that these write
+    permute_columns,
     fuse_chains,
     simplify_pointwise,  # merged chains broadcast operands that their parts needed expanded
     remove_dead_code,

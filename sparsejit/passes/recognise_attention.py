@@ -78,7 +78,7 @@ class _BetweenStep(NamedTuple):
 
 
 def recognise_attention(graph: Graph) -> Graph:
-    """The graph with attention as one operator where nothing else reads what lies between."""
+    """The graph with attention as one operator where nothing else reads the values between."""
     return rewrite(graph, lambda site: _attention(site) or _cached(site))
 
 
@@ -173,7 +173,7 @@ class _LineMask(NamedTuple):
     is_turned: bool = False
 
     def line(self, site: Site) -> Value:
-        """Return what is added to the scores, (keys,).
+        """Return the numbers that are added to the scores, (keys,).
 
         A number in the place of scores makes all shares equal in a row of it alone; so does the
         least one where it is added.

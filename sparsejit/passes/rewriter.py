@@ -110,7 +110,7 @@ class Site:
         return self._kept
 
     def was_kept(self, results: Sequence[Value]) -> bool:
-        """Whether these are what `keep` returned."""
+        """Whether these are the results that `keep` returned."""
         return results is self._kept
 
     def expanded(self, value: Value) -> tuple[Value, ...] | None:

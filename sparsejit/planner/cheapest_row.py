@@ -101,7 +101,7 @@ def cheapest(
     fitting = [row for row in rows if (row.name == name if name else row.applies(work))]
     if not fitting:
         raise CompileError("no row of the table applies to this work")
-    fitting = [row for row in fitting if row.name in _PREFERRED.get()] or fitting
+    fitting = [row for row in fitting if row.name in preferred()] or fitting
     if len(fitting) == 1:
         return Chosen(fitting[0], work, {}, None)
     token = _RECORD.set(None)
@@ -124,6 +124,11 @@ def preferring(*names: str) -> Iterator[None]:
         yield
     finally:
         _PREFERRED.reset(token)
+
+
+def preferred() -> frozenset[str]:
+    """Return the names of rows that are taken now whatever they cost."""
+    return _PREFERRED.get()
 
 
 def least(items: Iterable[Item], price: Callable[[Item], float]) -> Item:

@@ -428,5 +428,5 @@ LANES: tuple[TableRow[ChannelWork, float], ...] = (
 
 
 def plan_channels(work: ChannelWork) -> str:
-    """Return what lies in the lanes of a depthwise convolution: "positions" or "channels"."""
+    """Return the axis in the lanes of a depthwise convolution: "positions" or "channels"."""
     return choose("lanes", LANES, work).name

@@ -157,7 +157,9 @@ def test_torch_is_asked_for_only_where_a_torch_file_is_read(command: str, tmp_pa
         (["--shape", "x=1x2", "--constant", "m=2"], "constants has 'm'; the inputs are x, n"),
     ],
 )
-def test_what_does_not_fit_the_file_is_named(options: list[str], said: str, tmp_path: Path) -> None:
+def test_inputs_that_do_not_fit_the_file_are_named(
+    options: list[str], said: str, tmp_path: Path
+) -> None:
     done = invoked("check", onnx_file(tmp_path), *options)
     assert isinstance(done.exception, InvalidInput) and said in str(done.exception)
 
@@ -191,7 +193,7 @@ def test_missing_operators_are_listed_without_compiling(tmp_path: Path) -> None:
     assert any("BitwiseAnd" in line and "node scaled" in line for line in found["missing"])
 
 
-def test_what_is_missing_may_be_left_to_onnx_runtime(tmp_path: Path) -> None:
+def test_operators_without_a_mapping_may_be_left_to_onnx_runtime(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     file, out, y = onnx_file(tmp_path, "Mod"), tmp_path / "model.sjit", tmp_path / "y.npy"
     model = onnx.load(file)
@@ -366,7 +368,7 @@ def test_latencies_of_engines_at_a_rate() -> None:
         (["--data", "more.npz"], "more.npz has z, and the model takes x, n"),
     ],
 )
-def test_what_bench_cannot_do_is_refused(
+def test_options_that_bench_cannot_follow_are_refused(
     options: list[Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -438,7 +440,7 @@ def test_other_engines_get_a_program_as_an_onnx_file(tmp_path: Path) -> None:
     onnx.checker.check_model(onnx.load(task.onnx_file(17)))
 
 
-def test_what_bench_would_give_by_name_is_refused(tmp_path: Path) -> None:
+def test_named_arguments_are_refused_by_bench(tmp_path: Path) -> None:
     class Scaled(torch.nn.Module):
         def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
             return x * scale
@@ -449,6 +451,6 @@ def test_what_bench_would_give_by_name_is_refused(tmp_path: Path) -> None:
     assert "net.pt2 takes scale by name; `bench` gives inputs by position" in str(done.exception)
 
 
-def test_what_is_no_command_and_no_model_is_refused() -> None:
+def test_words_that_are_neither_a_command_nor_a_model_are_refused() -> None:
     done = invoked("bench", "nothing")
     assert done.exit_code == 2 and "No such command 'nothing'" in done.output

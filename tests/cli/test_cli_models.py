@@ -268,7 +268,7 @@ def test_outputs_that_cannot_be_are_refused_before_the_work(
         ("net", ["--dtype", "fc=int8"], "matches no layer; layers are 0, 2"),
     ],
 )
-def test_what_cannot_be_compiled_leaves_nothing(
+def test_a_model_that_cannot_be_compiled_leaves_no_file(
     tmp_path: Path,
     net: str,
     factory: str,

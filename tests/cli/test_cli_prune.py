@@ -245,7 +245,7 @@ def test_outputs_are_checked_before_the_model_is_made(
     assert not (folder / "p.safetensors").exists()
 
 
-def test_what_cannot_be_done_is_said_before_anything_is_written(folder: Path) -> None:
+def test_impossible_options_are_refused_before_anything_is_written(folder: Path) -> None:
     wrong = folder / "wrong.yaml"
     wrong.write_text(ONE_SHOT.replace("amount", "amuont"))
     refused = prune(folder, "bare", "wrong.yaml")

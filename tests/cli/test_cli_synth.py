@@ -181,7 +181,7 @@ def test_without_a_device_that_is_said_before_the_work(
 
 
 @pytest.mark.parametrize("portaudio", [False, True])
-def test_what_play_needs_is_named(
+def test_missing_packages_for_play_are_named(
     voice: Path, mel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portaudio: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "sounddevice", None)

@@ -108,7 +108,7 @@ def test_the_lines_say_what_was_made_kept_and_failed(
         (("--voice", "nothing.safetensors"), "there is no voice file"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_work(
+def test_impossible_options_are_refused_before_the_work(
     folder: Path, tmp_path: Path, asked: list[object], options: tuple[str, ...], message: str
 ) -> None:
     refused = run(folder, tmp_path / "out", *options)

@@ -178,7 +178,7 @@ def _run(parts: list[Part], x: np.ndarray, added: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("row", ADDING, ids=lambda row: row.name)
-def test_what_is_not_finite_arrives(row: Template) -> None:
+def test_nan_and_infinity_are_added(row: Template) -> None:
     matrix = SparseMatrix(block_weights((20, 30), 0.3, 1))
     spec = spec_of(row, matrix, 40, Layout.FEATURE_MAJOR, Activation.RELU)
     spec = replace(spec, added_pitch=40)

@@ -122,7 +122,7 @@ def test_a_column_has_the_same_bits_wherever_it_lies(row: Template, batch: int) 
 
 
 @pytest.mark.parametrize("isa", ISA_LEVELS)
-def test_what_is_expected_is_what_is_made(isa: str) -> None:
+def test_expected_counts_are_the_counts_made(isa: str) -> None:
     matrix, target = SparseMatrix(block_weights((70, 900), 0.3, 1)), Target.named(isa)
     row = next(row for row in MATMUL_TEMPLATES if row.name == f"f32-csr-{isa}")
     spec = MatMul(MatVec(70, 900), 40)

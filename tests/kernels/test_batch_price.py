@@ -153,7 +153,7 @@ def test_layouts_change_for_panels_only_where_these_are_taken() -> None:
         (1024, 64, 0.6, 842.1, 931.7, 1167.2),
     ],
 )
-def test_what_zen_4_took(
+def test_prices_of_zen_4_are_near_its_times(
     size: int, columns: int, share: float, panels_us: float, csr_us: float, dense_us: float
 ) -> None:
     """Feature-major, code from beyond L2 asked for ahead; the planner takes one of the fastest."""
@@ -167,7 +167,7 @@ def test_what_zen_4_took(
     assert took[chosen] <= 1.05 * min(took.values())
 
 
-def test_what_never_wins_a_large_batch_is_made_only_when_asked_for() -> None:
+def test_kernels_that_never_win_large_batches_are_made_only_when_asked_for() -> None:
     """Kernels repeated by the column, and dense code of few weights; int8's may win."""
     few = SparseMatrix(np.eye(64, dtype=np.float32))
     many = SparseMatrix(np.ones((128, 128), np.float32))

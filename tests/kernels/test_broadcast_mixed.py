@@ -24,7 +24,7 @@ def test_code_fits_l1_whatever_the_matrix(row, shape, block_rows, density):
 
 
 @every_row
-def test_what_fits_l1_is_all_straight(row):
+def test_code_within_l1_has_no_loop(row):
     matrix = SparseMatrix(block_weights((100, 64), 0.2, 16))
     assert straight_rows(matrix, target_of(row), row.dtype) == 100
 

@@ -70,7 +70,7 @@ def processor_file(target: Target) -> Path:
 
 
 @pytest.mark.parametrize("key", ["zen5", "generic"])
-def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
+def test_numbers_of_a_file_are_used_and_named(key: str) -> None:
     """A core with data of its own takes only the clock and rates beyond L2 from a calibration."""
     target = replace(Target.detect(), core=core_named(key))
     file = processor_file(target)
@@ -116,12 +116,12 @@ def test_another_core_is_priced_where_one_comes(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("steady_clock")
-def test_where_barriers_take_no_time_no_core_came() -> None:
+def test_barriers_without_time_mean_that_no_core_came() -> None:
     """All that is timed takes as long, two parts as one."""
     assert thread_loops.sharing(Target.detect()) is None
 
 
-def test_what_was_measured_with_other_data_is_not_used() -> None:
+def test_measurements_with_other_data_are_not_used() -> None:
     """As `bench planner --generic` does on a core that has data of its own."""
     generic, own = (replace(Target.detect(), core=core_named(key)) for key in ("generic", "zen5"))
     file = calibration._file(generic)
@@ -177,7 +177,7 @@ def test_steps_that_nobody_can_take_are_damage() -> None:
 
 
 @pytest.mark.parametrize("times", [0.009, 101.0])
-def test_what_no_core_of_the_kind_does_is_damage(times: float) -> None:
+def test_impossible_measurements_count_as_damage(times: float) -> None:
     target = Target.detect()
     file, own = processor_file(target), target.core
     key = "permute", "avx2", "float32"
@@ -238,7 +238,7 @@ def test_a_damaged_file_does_not_keep_a_kernel_from_compiling() -> None:
         assert sparsejit.compile_matrix(WEIGHTS).strategy
 
 
-def test_what_is_kept_can_be_read_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_measurements_are_read_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_can_be_kept", CAN_BE_KEPT)
     monkeypatch.setattr(calibration, "_measured", lambda target: pytest.fail("measured"))
     target = Target.detect()

@@ -113,7 +113,7 @@ def test_a_masked_layer_is_taken_as_it_is_now() -> None:
     np.testing.assert_array_equal(compiled(state), np.where(W > 0, 2 * W, 0) @ X + BIAS)
 
 
-def test_what_a_mask_hides_may_be_anything() -> None:
+def test_masked_weights_may_be_anything() -> None:
     state = {"fc.weight_orig": W.copy(), "fc.weight_mask": (W != 0).astype(np.float32)}
     state["fc.weight_orig"][W == 0] = np.inf
     np.testing.assert_array_equal(weights_and_bias(state)[0], W)
@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_real_matrix_is_refused(case: str) -> None:
+def test_other_things_than_real_matrices_are_refused(case: str) -> None:
     make, message = REFUSED[case]
     weights = make()
     with pytest.raises(InvalidInput, match=message):
@@ -346,7 +346,7 @@ def test_state_dicts_that_make_no_sense_are_refused(state: dict, message: str) -
         sparsejit.compile_matrix(state)
 
 
-def test_what_no_memory_can_hold_is_refused() -> None:
+def test_sizes_beyond_all_memory_are_refused() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     with pytest.raises(InvalidInput, match="cannot be read as an array"):
         sparsejit.compile_matrix(sparse.coo_array((2**45, 2**45)))

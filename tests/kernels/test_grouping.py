@@ -94,7 +94,7 @@ def test_no_row_is_lost_between_windows(row, block_rows):
         check(row, np.where(kept, random.standard_normal(kept.shape), 0).astype(np.float32))
 
 
-def test_what_fills_no_block_forms_smaller_ones():
+def test_rows_that_fill_no_block_form_smaller_ones():
     assert list(blocks(7, 3)) == [(0, 4), (4, 2), (6, 1)]
     assert list(exchanges(3, 3)) == [(0, 1)]
     assert list(exchanges(4, 2)) == [(0, 1), (2, 3), (0, 2), (1, 3)]

@@ -25,7 +25,7 @@ def test_no_four_lines_follow_each_other():
 
 @pytest.mark.parametrize("space", [DENSE, ALTERNATE, PADDED])
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 6, 7, 1000])
-def test_what_is_spread_lies_where_it_is_read_and_runs_follow_each_other(space, count):
+def test_spread_data_lies_where_it_is_read_and_runs_follow_each_other(space, count):
     lines = np.arange(1, 2 * count * 8 + 1).reshape(2, count, 8)
     spread = space.spread(lines)
     assert spread.shape == (2, space.room(count), 8)

@@ -130,7 +130,7 @@ def test_only_what_may_win_is_lowered() -> None:
     assert min(left) >= choice.chosen.cost.ns
 
 
-def test_what_was_lowered_is_emitted_and_then_let_go() -> None:
+def test_a_lowered_layer_is_emitted_and_then_released() -> None:
     matrix, target = SparseMatrix(block_weights((64, 48), 0.3)), Target.named("avx2")
     choice = plan(spec_of(matrix), matrix, target)
     asm = Assembler(target)
@@ -161,7 +161,7 @@ def test_a_cache_misses_what_crowds_its_sets_before_it_is_full() -> None:
     assert shares == sorted(shares)
 
 
-def test_what_l2_misses_comes_from_l3() -> None:
+def test_data_beyond_l2_comes_from_l3() -> None:
     target = Target.named("avx512")
     crowded = replace(target, core=replace(target.core, l2_ways=16))
     size = target.l2_bytes * 3 // 4

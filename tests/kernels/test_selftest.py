@@ -398,7 +398,7 @@ def test_a_fault_in_a_graph_is_found(fault: Compile, words: str) -> None:
     assert words in str(examine(case, fault).problem)
 
 
-def test_where_code_may_be_written_is_known() -> None:
+def test_the_writable_parts_of_code_are_known() -> None:
     assert is_writable(np.zeros(1).ctypes.data)
     assert not is_writable(compile_case(derive_product(SEED, NUMBER)).pointer)
 

@@ -116,7 +116,7 @@ def test_more_work_never_takes_fewer_threads(ns: float, most: int) -> None:
             assert sharing.parallel_ns(ns, threads, target) * DEAR.least_gain <= ns
 
 
-def test_what_every_group_of_rows_costs_does_not_hide_where_the_weights_are() -> None:
+def test_the_cost_of_a_group_of_rows_does_not_hide_the_place_of_weights() -> None:
     """int8 pays for the scale of x in every group that is counted, and once in a part."""
     weights = block_weights((256, 2048), 0.01, 1)
     weights[:128] = block_weights((128, 2048), 0.2, 1)

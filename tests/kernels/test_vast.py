@@ -103,7 +103,7 @@ def test_an_array_keeps_nothing_but_its_nonzeros() -> None:
         _ = matrix.dense
 
 
-def test_what_is_asked_of_it_is_what_a_dense_one_says() -> None:
+def test_a_vast_matrix_answers_as_a_dense_one() -> None:
     """The same weights in a small corner, where a dense view is allowed."""
     part = scattered(70, 90, 300, seed=3)
     small, rows, columns, values = SparseMatrix(part.toarray()), *places(part)
@@ -170,7 +170,7 @@ def test_torch_and_unsorted_matrices_are_read_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_named_by_its_place(value: float) -> None:
+def test_infinite_and_missing_weights_are_named_by_their_place(value: float) -> None:
     weights = WEIGHTS.copy()
     weights.data[7] = value
     row = int(np.searchsorted(weights.indptr, 7, side="right")) - 1

@@ -324,7 +324,7 @@ def test_code_that_is_known_is_the_same_wherever_it_stands(parts: list[tuple[int
     assert found.forms == wanted.forms
 
 
-def test_what_reads_literals_or_jumps_away_is_written_anew() -> None:
+def test_code_with_literals_or_jumps_is_written_anew() -> None:
     def code(number: float, is_listed: bool) -> Image:
         asm = Assembler(TARGET, listed=is_listed)
         end = asm.label("end")

@@ -28,7 +28,7 @@ def contents(folder: Path) -> set[Path]:
         "n" * 236 + ".json",
     ],
 )
-def test_what_can_be_written_is_left_as_it_was(folder: Path, name: str) -> None:
+def test_a_writable_file_is_left_as_it_was(folder: Path, name: str) -> None:
     before = contents(folder)
     assert check_writable(name) == Path(name)
     assert contents(folder) == before
@@ -53,7 +53,7 @@ def test_what_can_be_written_is_left_as_it_was(folder: Path, name: str) -> None:
         (f"{'n' * 300}/new.json", "File name too long"),
     ],
 )
-def test_what_cannot_be_written_is_named_with_the_reason(
+def test_an_unwritable_file_is_named_with_the_reason(
     folder: Path, name: str, obstacle: str
 ) -> None:
     before = contents(folder)

@@ -137,7 +137,7 @@ COPIED = {
 
 @pytest.mark.parametrize("name", COPIED)
 @pytest.mark.usefixtures("either_way")
-def test_what_is_no_plain_array_is_copied(name: str) -> None:
+def test_unusual_arrays_are_copied(name: str) -> None:
     x = COPIED[name]
     for _ in range(3):
         (y,) = copying(FIXED)([x])

@@ -105,7 +105,7 @@ def test_the_system_is_asked_before_amx_is_offered(with_amx: FakeLibc) -> None:
 
 
 @needs_avx512
-def test_where_tiles_are_refused_another_kernel_is_chosen(with_amx: FakeLibc) -> None:
+def test_another_kernel_is_chosen_if_the_system_refuses_tiles(with_amx: FakeLibc) -> None:
     with_amx.answer = -1
     assert not any(name.startswith("amx") for name in Target.detect().instruction_sets)
     weights = block_weights((256, 256), 0.1, 1)
@@ -120,7 +120,7 @@ def test_where_tiles_are_refused_another_kernel_is_chosen(with_amx: FakeLibc) ->
     assert len(with_amx.calls) == 1
 
 
-def test_where_there_is_no_amx_nobody_asks(libc: FakeLibc) -> None:
+def test_the_system_is_not_asked_for_tiles_without_amx(libc: FakeLibc) -> None:
     if Target.detect().has("amx_tile"):
         pytest.skip("has AMX")
     with pytest.raises(InvalidInput, match="int8-tiles"):

@@ -31,7 +31,7 @@ except MissingDependency as error:
     ],
     ids=["absent", "python 2", "another"],
 )
-def test_what_is_not_known_names_the_command(tmp_path: Path, peachpy: str, reason: str) -> None:
+def test_an_unknown_form_names_the_command(tmp_path: Path, peachpy: str, reason: str) -> None:
     (tmp_path / "peachpy.py").write_text(peachpy)
     done = subprocess.run(
         [sys.executable, "-c", COMPILE],

@@ -141,7 +141,7 @@ def test_reports_show_it() -> None:
     assert "int8" in str(found) and "output" in str(found)
 
 
-def test_what_is_no_data_is_named() -> None:
+def test_bad_data_is_named() -> None:
     model, x = model_of(40, 80), torch.randn(3, 40)
     fast = sparsejit.compile(model, (x,))
     with pytest.raises(InvalidInput, match="data is a Tensor; give a list"):

@@ -39,10 +39,10 @@ def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advisor, "available_cores", lambda: 1)
 
 
-def advice(variant: Variant, slower: float = SLOWER) -> Advice:
+def advice(variant: Variant, slower: float = SLOWER, shrinking: str = "") -> Advice:
     """Times of a model of which every step takes that many times its predicted time."""
     steps = [slower * step.facts.predicted_ns for step in variant.steps]
-    return advice_for(variant, StepTimes(sum(steps), steps))
+    return advice_for(variant, StepTimes(sum(steps), steps), shrinking=shrinking)
 
 
 def sparse(rows: int, columns: int, density: float = 0.1, seed: int = 0) -> np.ndarray:
@@ -98,7 +98,7 @@ def chosen(layer: MatVec, matrix: SparseMatrix) -> object:
     return plan(layer, matrix, TARGET).chosen
 
 
-def test_what_no_kernel_does_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_without_a_kernel_have_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, exact: bool) -> None:
         raise InvalidInput("there is no kernel")
 
@@ -137,6 +137,14 @@ def test_suggestions_come_in_order_and_none_is_small() -> None:
         assert each.layers
         assert each.how
         assert each.risk
+
+
+def test_the_command_that_shrinks_is_advised_once() -> None:
+    """For layers that are pruned and for others."""
+    _, variant = compiled(layers_graph(sparse(256, 256), sparse(256, 256, 0.9, seed=1)))
+    given = advice(variant, shrinking="sparsejit shrink")
+    (suggestion,) = [each for each in given.suggestions if each.how == "sparsejit shrink"]
+    assert suggestion.layers == ("0", "1")
 
 
 @WHERE_INT8_GAINS

@@ -238,7 +238,7 @@ def test_a_batch_of_none_gives_none(made_at: int) -> None:
     assert [tuple(each.shape) for each in found] == [(TIME, 0, HIDDEN), (2, 0, HIDDEN)]
 
 
-def test_what_only_ones_lie_before_is_bound_in_place() -> None:
+def test_a_batch_behind_axes_of_one_element_is_bound_in_place() -> None:
     fast, model = compiled("state of one layer", 4)
     x, state = (each.numpy() for each in CASES["state of one layer"].inputs(4))
     outputs = [np.empty_like(made) for made in fast.run([x, state])]

@@ -134,7 +134,7 @@ def test_a_mask_may_be_the_same_for_all_samples(batch: Any, mask: tuple[int, ...
         np.testing.assert_allclose(fast(*inputs), *reference(model, inputs), rtol=0, atol=1e-5)
 
 
-def test_what_mixes_samples_says_the_first_reason() -> None:
+def test_a_model_that_mixes_samples_names_the_first_reason() -> None:
     graph = helper.make_graph(
         [helper.make_node("ReduceMean", ["x"], ["y"], axes=[0, 1], keepdims=1)],
         "mixing",

@@ -118,7 +118,7 @@ def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Targe
 
 
 @pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}])
-def test_what_comes_behind_a_rounding_needs_it(given: dict[str, Any]) -> None:
+def test_functions_behind_a_rounding_need_it(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="own"):
         RoundedResult(RESULT, **given)
     with pytest.raises(InvalidInput, match="256"):

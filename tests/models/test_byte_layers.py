@@ -187,7 +187,7 @@ def read_otherwise(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["another scale", "floats"])
-def test_what_is_read_otherwise_stays_in_floats(kind: str) -> None:
+def test_a_value_with_other_readers_stays_in_floats(kind: str) -> None:
     model = read_otherwise(kind)
     assert [op.rounding for op in convolutions(in_bytes(model))] == [None]
 
@@ -214,7 +214,7 @@ def test_sparse_layers_are_cheaper_in_bytes_where_there_is_code() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Mul", "Relu"])
-def test_what_is_behind_a_rounding_stays_there(kind: str) -> None:
+def test_functions_behind_a_rounding_stay_there(kind: str) -> None:
     """It would be done before the rounding if the layer took it over."""
     q = Qdq()
     y = q.steps(q.convolution(q.steps("x", 0.02, 7), CHANNELS, CHANNELS), 0.043, 120)

@@ -14,6 +14,7 @@ import sparsejit
 from sparsejit.api.models import code_cache, variant
 from sparsejit.commands.cli import app
 from sparsejit.errors import InvalidInput
+from sparsejit.planner.cheapest_row import preferring
 
 X = np.linspace(-1, 1, 48, dtype=np.float32)[None]
 
@@ -71,7 +72,7 @@ def test_a_file_is_compiled_once(folder: Path, lowered: list[object], tmp_path: 
     assert len(again.explain().layers) == len(first.explain().layers)
 
 
-def test_what_was_saved_is_loaded_without_compiling(
+def test_a_saved_model_is_loaded_without_compiling(
     folder: Path, lowered: list[object], tmp_path: Path
 ) -> None:
     saved = tmp_path / "net.sjit"
@@ -101,6 +102,19 @@ def test_another_question_has_another_answer(
     assert not np.array_equal(before(X), after(X))
 
 
+def test_preferred_rows_have_code_of_their_own(
+    folder: Path, lowered: list[object], tmp_path: Path
+) -> None:
+    file = net(tmp_path / "net.onnx")
+    sparsejit.compile(file)
+    with preferring("a row"):
+        sparsejit.compile(file)
+        assert len(lowered) == 2
+        sparsejit.compile(file)
+    sparsejit.compile(file)
+    assert len(lowered) == 2
+
+
 def test_a_file_that_changed_in_place_is_told(folder: Path, tmp_path: Path) -> None:
     file = net(tmp_path / "net.onnx")
     sparsejit.compile(file)
@@ -128,7 +142,7 @@ def test_a_damaged_entry_is_made_again(
 
 
 @pytest.mark.parametrize("others", ["folder", "file", "link"])
-def test_what_others_may_write_is_not_used(
+def test_entries_that_others_may_write_are_not_used(
     others: str, folder: Path, lowered: list[object], tmp_path: Path
 ) -> None:
     file = net(tmp_path / "net.onnx")

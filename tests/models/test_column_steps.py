@@ -135,7 +135,7 @@ def test_a_column_that_is_left_out_may_be_missing() -> None:
     np.testing.assert_allclose(sparsejit.compile(pipeline).predict(rows), wanted, atol=1e-5)
 
 
-def test_what_cannot_be_compared_is_named() -> None:
+def test_an_encoder_behind_a_scaler_is_refused() -> None:
     scaled = make_pipeline(StandardScaler(), ENCODER, RandomForestClassifier(3))
     with pytest.raises(InvalidInput, match="follows a scaler"):
         sparsejit.compile(scaled.fit(X, CLASSES))

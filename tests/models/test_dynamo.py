@@ -216,7 +216,7 @@ def test_parameters_that_change_always_are_not_compiled_always(tiles: list[int |
     assert len(tiles) == 2 + MOST_CHANGES
 
 
-def test_what_is_not_known_is_left_to_torch_and_said_once(tiles: list[int | None]) -> None:
+def test_unknown_operators_are_left_to_torch_with_one_warning(tiles: list[int | None]) -> None:
     def between(x: Any) -> Any:
         return torch.special.airy_ai(x)
 

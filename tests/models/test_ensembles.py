@@ -193,7 +193,7 @@ np.save("y.npy", again.predict_proba(np.load("x.npy")))
         (VotingClassifier([("a", XGBClassifier(missing=np.inf)), *THRICE]), "several estimators"),
     ],
 )
-def test_what_cannot_be_equal_is_refused(estimator: Any, message: str) -> None:
+def test_ensembles_that_cannot_be_equal_are_refused(estimator: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         sparsejit.compile(estimator.fit(X, TWO))
 
@@ -204,7 +204,7 @@ def test_components_of_float32_are_not_compared() -> None:
         sparsejit.compile(narrow)
 
 
-def test_what_is_not_fitted_is_named() -> None:
+def test_estimators_that_are_not_fitted_are_named() -> None:
     for estimator in (VotingClassifier(THRICE), CalibratedClassifierCV(), GridSearchCV(LINEAR, {})):
         with pytest.raises(InvalidInput, match=r"the \w+ (is not fitted|has no best_estimator_)"):
             sparsejit.compile(estimator)

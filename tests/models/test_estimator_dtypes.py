@@ -105,7 +105,7 @@ def test_parts_of_different_dtypes_are_refused(others: Any) -> None:
         fitted(PARTS)[1].predict(frame)
 
 
-def test_what_follows_the_parts_computes_with_all_of_them() -> None:
+def test_steps_behind_parts_need_one_dtype() -> None:
     frame = pandas.DataFrame(X).astype({4: "int64"})
     with pytest.raises(InvalidInput, match=r"ColumnTransformer.*give one dtype"):
         fitted(PARTS, StandardScaler())[1].predict(frame)

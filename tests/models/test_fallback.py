@@ -145,7 +145,9 @@ def test_any_cut_computes_what_the_whole_does_in_few_parts(name: str) -> None:
     check(model, fast, X)
 
 
-def test_what_is_known_all_compiles_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_known_operators_compiles_as_without_a_fallback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     model = net("y = MatMul x W", x=(TensorProto.FLOAT, ["n", 6]))
     assert compiled(model).batch_is_free

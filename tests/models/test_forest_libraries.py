@@ -171,7 +171,7 @@ def test_a_booster_of_several_classes(objective: str) -> None:
     ids=lambda value: "" if isinstance(value, bool) else "-".join(str(value).split()),
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_what_the_library_refuses_is_refused(
+def test_values_that_the_library_refuses_are_refused(
     estimator: Any, takes_nan: bool, takes_infinity: bool, dtype: Any
 ) -> None:
     estimator.fit(X, SCORE)

@@ -12,7 +12,7 @@ from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.estimators import forest_reading
-from sparsejit.estimators.graphs import graph_of_estimator
+from sparsejit.estimators.graphs import read_estimator
 
 pytest.importorskip("treelite")
 lightgbm = pytest.importorskip("lightgbm")
@@ -230,7 +230,7 @@ def test_without_treelite_there_is_one_clear_error(monkeypatch: pytest.MonkeyPat
 
 def test_a_forest_s_graph_comes_back_from_its_file() -> None:
     estimator = RandomForestClassifier(5, max_depth=4, random_state=0).fit(X, CLASSES)
-    graph = graph_of_estimator(estimator, 4)["predict_proba"]
+    graph = read_estimator(estimator).graphs(4)["predict_proba"]
     writer = ArrayWriter()
     header = graph_to_data(graph, writer)
     again = graph_from_data(header, ArrayReader(writer.tensors))

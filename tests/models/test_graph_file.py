@@ -66,7 +66,7 @@ def test_numpy_s_numbers_are_saved_as_python_s() -> None:
         (TensorType((2,)), "a TensorType cannot be saved"),
     ],
 )
-def test_what_cannot_be_saved_is_refused(record: Any, message: str) -> None:
+def test_records_that_cannot_be_saved_are_refused(record: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         OPERATOR_RECORDS.encode(record)
 

@@ -272,7 +272,7 @@ def test_the_graph_is_cut_where_the_fewest_bytes_cross() -> None:
     assert found.outputs == (0,)
 
 
-def test_what_needs_all_samples_for_itself_has_no_end() -> None:
+def test_outputs_that_need_all_samples_have_no_joint_end() -> None:
     def cut(graph: Graph) -> Any:
         return last_layers(run_passes(graph), 16, ENOUGH_ROWS)
 

@@ -15,7 +15,7 @@ from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
-from sparsejit.estimators.graphs import graph_of_estimator
+from sparsejit.estimators.graphs import read_estimator
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 
 RNG = np.random.default_rng(0)
@@ -29,7 +29,7 @@ ENCODED = ColumnTransformer(
 
 def _columns(pipeline: Any, kind: type[Any]) -> int:
     """The columns that the pipeline's only operator of a kind computes."""
-    graph = graph_of_estimator(pipeline, 1)["predict"]
+    graph = read_estimator(pipeline).graphs(1)["predict"]
     (node,) = (node for node in graph.nodes if isinstance(node.op, kind))
     return int(node.output.shape[1])
 
@@ -72,7 +72,7 @@ def test_a_selection_goes_into_components() -> None:
     pipeline.fit(X, SCORE)
     products = [
         node.output.shape[1]
-        for node in graph_of_estimator(pipeline, 1)["predict"].nodes
+        for node in read_estimator(pipeline).graphs(1)["predict"].nodes
         if isinstance(node.op, DoubleProduct)
     ]
     assert products[0] == 2

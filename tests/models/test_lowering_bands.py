@@ -70,7 +70,7 @@ def test_bands_meet(
     check_graph(graph, [x], Target.named(isa), 1e-3)
 
 
-def test_what_others_read_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_with_other_readers_are_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image that is an output, or that two operators read, ends a chain."""
     use_bands(monkeypatch, 3)
     s = Sketch()

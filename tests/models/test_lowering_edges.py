@@ -117,7 +117,7 @@ def test_scalars(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_what_a_concat_and_products_read_is_copied_once(isa: str) -> None:
+def test_a_value_read_by_a_concat_and_products_is_copied_once(isa: str) -> None:
     """It is written to its part of the concat, and from there put in order for the products."""
     s = Sketch()
     x, z = s.input(3, 8), s.input(3, 5)
@@ -135,7 +135,7 @@ def test_what_a_concat_and_products_read_is_copied_once(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_what_repeats_over_rows_is_not_overwritten_by_the_first(isa: str) -> None:
+def test_operands_that_repeat_over_rows_are_not_overwritten_by_the_first(isa: str) -> None:
     builder = GraphBuilder()
     x = builder.input(TensorType((40,)), Origin("x"))
     y = builder.input(TensorType((6, 40)), Origin("y"))

@@ -86,7 +86,7 @@ def test_a_transposed_input_is_read_as_any_other(isa: str, dtype: DType) -> None
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_what_others_read_lies_batch_major(isa: str) -> None:
+def test_values_with_other_readers_lie_batch_major(isa: str) -> None:
     chain = Chain(64, 200)
     first = chain.linear(chain.x, 300)
     second = chain.linear(first, 250)

@@ -40,7 +40,7 @@ def separable_net(size: int, samples: int) -> Graph:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("size", "samples"), [(7, 1), (14, 2), (28, 1), (5, 3)])
-def test_what_padding_holds_changes_nothing(isa: str, size: int, samples: int) -> None:
+def test_values_of_padding_change_nothing(isa: str, size: int, samples: int) -> None:
     graph = separable_net(size, samples)
     check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
 
@@ -58,7 +58,7 @@ def test_products_read_and_write_padded_channels() -> None:
     assert fills == [(1, 70, 12), (1, 33, 12)]
 
 
-def test_what_a_product_writes_for_others_has_no_padding() -> None:
+def test_results_of_a_product_for_others_have_no_padding() -> None:
     """An output lies in order, so that what its product reads does too."""
     s = Sketch()
     y = across(s, by_channel(s, s.input(1, 20, 14, 14)), 9)

@@ -163,7 +163,7 @@ def test_products_of_gathered_columns_add(isa: str, activation: Activation) -> N
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU6])
 @pytest.mark.parametrize("size", [1, 6])
-def test_what_products_cannot_add_is_added_afterwards(
+def test_operands_that_products_cannot_add_are_added_afterwards(
     isa: str, activation: Activation, size: int
 ) -> None:
     """One position is a product of a vector; what is turned has no rows of positions."""

@@ -257,7 +257,7 @@ def test_steps_on_threads_of_the_host_count_denormals_as_zero(tmp_path: Path) ->
     assert host.started > 0
 
 
-def test_what_threads_of_the_host_cannot_do_is_refused(tmp_path: Path) -> None:
+def test_exports_that_no_threads_can_run_are_refused(tmp_path: Path) -> None:
     fast, _ = on_threads(free_batch=False)
     with pytest.raises(InvalidInput, match="cannot take a table of threads; compile with thread"):
         fast.export(tmp_path / "model.obj", system="windows")

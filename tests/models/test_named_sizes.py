@@ -151,7 +151,7 @@ def test_one_name_is_one_size() -> None:
         ({"x": {1: Dim("time", min=1, max=6)}}, "has 7 elements; it takes 1 to 6"),
     ],
 )
-def test_what_names_no_sizes_is_refused(given_shapes: Any, words: str) -> None:
+def test_dynamic_shapes_without_sizes_are_refused(given_shapes: Any, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         sparsejit.compile(TAGGER, (example(2, 7, WIDTH),), dynamic_shapes=given_shapes)
 
@@ -199,7 +199,7 @@ def test_no_size_exports_the_model_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert exports.count > before
 
 
-def test_what_torch_exports_for_one_length_is_exported_for_each(
+def test_models_that_torch_exports_for_one_length_are_exported_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Steps(nn.Module):

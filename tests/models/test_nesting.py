@@ -45,7 +45,7 @@ NESTS = st.recursive(
 
 
 @given(NESTS)
-def test_what_is_taken_apart_is_put_together_again(nest: Any) -> None:
+def test_nests_taken_apart_are_put_together_again(nest: Any) -> None:
     form = nesting.describe(nest, is_leaf, "nest")
     leaves = nesting.flatten(form, nest, "nest")
     assert all(map(is_leaf, leaves)) and nesting.unflatten(form, leaves) == nest

@@ -333,7 +333,7 @@ def test_constants_that_grow_node_by_node_are_bounded_in_all(
     assert "double14" not in str(refused.value)
 
 
-def test_what_a_file_says_wrongly_is_named() -> None:
+def test_errors_of_a_file_are_named() -> None:
     relu = [helper.make_node("Relu", ["x"], ["y"])]
     odd = graph_model(relu, {"x": (3,)}, {}, axes=1)
     odd.graph.input[0].type.tensor_type.elem_type = 99

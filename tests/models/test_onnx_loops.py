@@ -269,7 +269,7 @@ def test_a_loop_whose_end_a_call_decides_is_refused() -> None:
         sparsejit.compile(model, (floats(3),), free_batch=False)
 
 
-def test_what_is_missing_in_a_body_is_named() -> None:
+def test_operators_of_a_body_without_a_mapping_are_named() -> None:
     nodes = [helper.make_node("Unique", ["state"], ["next"]), HALVED[1]]
     with pytest.raises(UnsupportedOperator, match=r"Loop \(has Unique .* in its body"):
         sparsejit.compile(counting(1000, nodes), (floats(3),), free_batch=False)

@@ -295,7 +295,7 @@ def test_every_operator_has_a_case() -> None:
     assert ours == {f"{DOMAIN}.{case.operator}" for case in CASES}
 
 
-def test_what_they_do_not_do_is_named() -> None:
+def test_options_without_a_mapping_are_named() -> None:
     kept = (*QKV, None, floats(2, 2, 1, 3, 4))
     past = Case("Attention", kept, 1, lambda *x: x[0], {"num_heads": 2})
     with pytest.raises(UnsupportedOperator, match=r"com\.microsoft\.Attention \(keeps a past\)"):

@@ -254,7 +254,7 @@ def test_weights_beyond_int8_stay_float32() -> None:
     assert_within_a_step(model, inputs(np.uint8(80), 6, 9))
 
 
-def test_what_is_read_with_another_scale_is_no_layer_in_bytes() -> None:
+def test_a_value_read_with_another_scale_is_no_layer_in_bytes() -> None:
     model = convolution_model(sparse_bytes((4, 4, 1, 1), 1.0), np.uint8(7), 4)
     model.graph.node[1].input[1] = "y_scale"
     graph = layers_of(model)

@@ -159,7 +159,7 @@ def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyP
     assert kept.run(words(1, 70).numpy())[0].shape == (1, 70, WIDTH)  # its weights are still there
 
 
-def test_what_a_later_length_makes_of_the_weights_others_read(
+def test_streams_made_for_a_later_length_are_read_by_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     families = ["panels"]
@@ -214,7 +214,7 @@ def test_short_lengths_of_large_models_have_tiles_of_several_samples(
     assert any(16 in own for own in found.values())
 
 
-def test_what_was_made_first_for_other_sizes_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_code_for_other_sizes_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = reading()
     fast.prepare(time=30)
     _, other = fast.parts.variants

@@ -198,7 +198,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_has_no_code_is_refused_with_a_remedy(message: str) -> None:
+def test_options_without_code_are_refused_with_a_remedy(message: str) -> None:
     estimator = REFUSED[message].fit(X, CLASSES)
     with pytest.raises(InvalidInput, match=message):
         sparsejit.compile(estimator)

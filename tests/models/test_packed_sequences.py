@@ -117,7 +117,7 @@ class ReadsData(nn.Module):
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("how", ["name", "unpacking"])
-def test_what_reads_the_data_is_refused(before: bool, how: str) -> None:
+def test_readers_of_packed_data_are_refused(before: bool, how: str) -> None:
     """Padding is among it, which torch does not have there."""
     with pytest.raises(InvalidInput, match="reads the data of a packed sequence itself"):
         sparsejit.compile(ReadsData(before, how).eval(), inputs_of(3, False))

@@ -64,6 +64,12 @@ def test_all_passes_keep_what_a_graph_computes(case: GraphCase) -> None:
     after = run_passes(case.graph)
     check(case, after)
     assert not any(isinstance(node.op, Pointwise) for node in after.nodes)
+
+
+@settings(max_examples=150)
+@given(graph_cases(operators=WITH_SEVERAL_RESULTS))
+def test_all_passes_leave_nothing_to_change(case: GraphCase) -> None:
+    after = run_passes(case.graph)
     assert run_passes(after) is after
 
 

@@ -13,7 +13,7 @@ def row_sum(s: Sketch, x: Value) -> Value:
     return s(Chain(x.shape, 1, (ChainStep("row_sum", (0,)),), (1,), "sum"), x)
 
 
-def test_what_shrinks_comes_before_what_grows() -> None:
+def test_nodes_that_free_memory_come_first() -> None:
     s = Sketch()
     x = s.input(4, 8)
     wide = [s(Linear(), x, s.weight(100, 8)) for _ in range(3)]

@@ -88,7 +88,7 @@ OF_SAMPLES = np.stack([np.roll(ALLOWED, sample, axis=1) for sample in range(2)])
     ],
     ids=lambda x: f"{x:.3g}" if isinstance(x, int | float) else "",
 )
-def test_what_only_scales_and_masks_is_attention(
+def test_scores_that_are_only_scaled_and_masked_are_attention(
     layers: Layers, scale: float, mask: np.ndarray | None, transposed: bool
 ) -> None:
     after = applied(run_passes, written(layers, transposed=transposed))
@@ -116,7 +116,7 @@ def test_what_only_scales_and_masks_is_attention(
         (lambda s, x: s("add", x, s.input(QUERIES, KEYS)), False),
     ],
 )
-def test_what_might_mean_another_thing_is_left(layers: Layers, is_safe: bool) -> None:
+def test_ambiguous_products_are_left(layers: Layers, is_safe: bool) -> None:
     with np.errstate(all="ignore"):
         assert "Attention" not in kinds(run_passes(written(layers, is_safe)))
 

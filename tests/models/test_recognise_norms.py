@@ -38,6 +38,6 @@ def test_one_chain_is_left() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"share": 0.1}, {"power": "abs"}, {"other": True}])
-def test_what_is_something_else_stays(changed: dict[str, Any]) -> None:
+def test_graphs_that_are_no_norm_stay(changed: dict[str, Any]) -> None:
     graph = written_out(**changed)
     assert recognise_norms(graph) is graph

@@ -92,7 +92,7 @@ def test_halves_of_images_and_matrices_are_apart() -> None:
     assert shared_bytes(image.sliced(2, 0, 4), right) == 4 * 8 * 4
 
 
-def test_what_is_empty_has_any_shape() -> None:
+def test_an_empty_value_has_any_shape() -> None:
     part = View.whole(Buffer(0), TensorType((2, 0, 5))).sliced(0, 0, 1)
     flat = part.permuted((2, 0, 1)).reshaped((0,))
     assert flat is not None and flat.shape == (0,)
@@ -163,7 +163,7 @@ def test_a_divided_chain_needs_no_barrier_within() -> None:
     assert places(chain) == [[[0, 1], [0, 1]]]
 
 
-def test_what_reads_both_halves_waits_for_them() -> None:
+def test_a_reader_of_both_halves_waits_for_them() -> None:
     a, b, c = (vector() for _ in range(3))
     steps = [halves(step([a], [b], 1e3)), step([b], [c], 1e3)]
     assert places(steps) == [[[0], [0]], [[1]]]

@@ -233,7 +233,7 @@ def test_models_of_one_leaf() -> None:
     near(found, model.predict(X, pred_contrib=True))
 
 
-def test_what_has_no_contributions_is_refused() -> None:
+def test_models_without_contributions_are_refused() -> None:
     linear = lightgbm.LGBMRegressor(n_estimators=3, linear_tree=True, **LIGHT).fit(X, SCORE)
     with pytest.raises(InvalidInput, match="pred_contrib has no compiled form"):
         sparsejit.compile(linear).predict(X, pred_contrib=True)

@@ -8,7 +8,7 @@ import pytest
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators import graphs as frontend
-from sparsejit.estimators.graphs import graph_of_estimator, read_estimator
+from sparsejit.estimators.graphs import read_estimator
 from sparsejit.estimators.parts import MAPPING
 from sparsejit.ir.values import Element
 
@@ -58,9 +58,9 @@ def regression(targets: int) -> tuple[np.ndarray, np.ndarray]:
 def check(estimator: Any, X: np.ndarray, methods: set[str]) -> None:
     """All the methods of `methods`, and no others, to 1e-6 of the largest result."""
     X = rounded(STRETCH * X[:BATCH])
-    both = [graph_of_estimator(estimator, BATCH)]
+    both = [read_estimator(estimator).graphs(BATCH)]
     if read_estimator(estimator).input.reads_float64:
-        both.append(graph_of_estimator(estimator, BATCH, Element.FLOAT64))
+        both.append(read_estimator(estimator).graphs(BATCH, Element.FLOAT64))
     for graphs in both:
         assert set(graphs) == methods
     for name, graph in [item for graphs in both for item in graphs.items()]:
@@ -172,7 +172,7 @@ def test_liblinear() -> None:
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("asked", ["ovr", "multinomial"])
-def test_what_older_releases_could_be_asked_for(classes: int, asked: str) -> None:
+def test_options_of_older_releases_are_read(classes: int, asked: str) -> None:
     """LogisticRegression.predict_proba of scikit-learn 1.4."""
     X, y = classification(classes)
     estimator = fitted(linear_model.LogisticRegression(), X, y)
@@ -186,7 +186,7 @@ def test_what_older_releases_could_be_asked_for(classes: int, asked: str) -> Non
         powers = np.exp(np.stack([-scores, scores], axis=1) if classes == 2 else scores)
         expected = powers / powers.sum(axis=1, keepdims=True)
     estimator.multi_class = asked
-    (found,) = graph_of_estimator(estimator, BATCH)["predict_proba"].evaluate([X[:BATCH]])
+    (found,) = read_estimator(estimator).graphs(BATCH)["predict_proba"].evaluate([X[:BATCH]])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -235,7 +235,7 @@ def test_a_perceptron_of_poisson_loss() -> None:
     fitted(estimator, X, y / 100)
     expected = np.exp(estimator.predict(X[:BATCH]))
     estimator.out_activation_ = "exp"  # as loss="poisson" has it, from scikit-learn 1.7 on
-    (found,) = graph_of_estimator(estimator, BATCH)["predict"].evaluate([X[:BATCH]])
+    (found,) = read_estimator(estimator).graphs(BATCH)["predict"].evaluate([X[:BATCH]])
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -248,7 +248,7 @@ def test_several_labels(estimator: Any) -> None:
     X, y = regression(3)
     labels = (y > 0).astype(int)
     fitted(estimator, X, labels)
-    graphs = graph_of_estimator(estimator, BATCH)
+    graphs = read_estimator(estimator).graphs(BATCH)
     (found,) = graphs["predict"].evaluate([X[:BATCH]])
     assert graphs["predict"].outputs[0].type.element is Element.BOOL
     np.testing.assert_array_equal(found, estimator.predict(X[:BATCH]) > 0)
@@ -262,7 +262,7 @@ def test_a_binary_score_of_zero_is_the_first_class(estimator: Any) -> None:
     X, y = classification(2)
     fitted(estimator, X, y).intercept_[:] = 0
     zeros = np.zeros((BATCH, FEATURES), np.float32)
-    (found,) = graph_of_estimator(estimator, BATCH)["predict"].evaluate([zeros])
+    (found,) = read_estimator(estimator).graphs(BATCH)["predict"].evaluate([zeros])
     np.testing.assert_array_equal(estimator.classes_[found], estimator.predict(zeros))
     assert not found.any()
 
@@ -283,7 +283,7 @@ def test_logistic_scores_far_from_zero(classes: int, intercept: float) -> None:
     X, y = classification(classes)
     estimator = fitted(linear_model.SGDClassifier(loss="log_loss", max_iter=5), X, y)
     estimator.intercept_[:] = intercept
-    graphs = graph_of_estimator(estimator, BATCH)
+    graphs = read_estimator(estimator).graphs(BATCH)
     scores = estimator.decision_function(X[:BATCH])
     expected = -np.logaddexp(0, -(np.stack([-scores, scores], 1) if classes == 2 else scores))
     expected -= np.logaddexp.reduce(expected, axis=1, keepdims=True)
@@ -304,7 +304,8 @@ def test_sparse_coefficients() -> None:
 
 def test_parameters_and_input_are_float32() -> None:
     X, y = regression(2)
-    graph = graph_of_estimator(fitted(linear_model.Ridge(), X.astype(np.float64), y), 1)["predict"]
+    estimator = fitted(linear_model.Ridge(), X.astype(np.float64), y)
+    graph = read_estimator(estimator).graphs(1)["predict"]
     assert {array.dtype for array in graph.constants.values()} == {np.dtype(np.float32)}
     assert [str(value.type) for value in graph.inputs] == [f"float32[1, {FEATURES}]"]
     assert graph.inputs[0].origin.name == "X"
@@ -327,7 +328,7 @@ class OwnRidge(linear_model.Ridge):
 )
 def test_what_has_no_graph(estimator: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        graph_of_estimator(estimator, 1)
+        read_estimator(estimator).graphs(1)
 
 
 def test_other_steps_before_the_last() -> None:
@@ -335,7 +336,7 @@ def test_other_steps_before_the_last() -> None:
     own = preprocessing.FunctionTransformer(np.sort)
     ridges = make_pipeline(preprocessing.StandardScaler(), own, linear_model.Ridge())
     with pytest.raises(InvalidInput, match="FunctionTransformer"):
-        graph_of_estimator(fitted(ridges, X, y), 1)
+        read_estimator(fitted(ridges, X, y)).graphs(1)
 
 
 def test_every_class_of_the_tables_exists() -> None:

@@ -309,7 +309,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_stream_has_is_refused(name: str) -> None:
+def test_spectra_without_a_stream_are_refused(name: str) -> None:
     function, message = REFUSED[name]
     with pytest.raises(UnsupportedOperator, match=message):
         step_of(Of(function).eval(), torch.randn(1, 160), 4)

@@ -449,7 +449,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_reads_all_frames_is_refused(name: str) -> None:
+def test_operators_that_read_all_frames_are_refused(name: str) -> None:
     function, message = REFUSED[name]
     with pytest.raises(UnsupportedOperator, match=message) as found:
         step_of(Of(function).eval(), torch.randn(1, CHANNELS, FRAMES), 4)

@@ -193,7 +193,7 @@ def test_values_that_decide_a_size_or_a_branch_are_refused_with_the_line(
         (lambda m, x: functional.multi_margin_loss(x[0], (x[0, 0] > 0).long()), "multi_margin"),
     ],
 )
-def test_what_an_operator_does_not_compute_is_refused_by_name(
+def test_options_that_an_operator_does_not_compute_are_refused_by_name(
     forward: Any, operator: str
 ) -> None:
     with pytest.raises(UnsupportedOperator, match=operator):
@@ -350,7 +350,7 @@ def zeroes_what_is_expanded(m: Any, x: torch.Tensor) -> torch.Tensor:
     return (x + 1).unsqueeze(1).expand(-1, 2).zero_() + 1
 
 
-def test_what_torch_cannot_write_without_changes_in_place_is_refused(
+def test_programs_with_changes_in_place_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It writes an expanded tensor as a sum of its elements, and raises errors of any type."""

@@ -160,7 +160,7 @@ def test_its_results_are_the_functions(name: str) -> None:
         (lambda x: x ** x, "powers that it computes"),
     ],
 )
-def test_what_no_graph_computes_is_refused_by_its_reason(function: Any, reason: str) -> None:
+def test_functions_without_a_graph_are_refused_by_their_reason(function: Any, reason: str) -> None:
     step = FunctionTransformer(function)
     step.n_features_in_ = 3
     with pytest.raises(InvalidInput, match=reason):

@@ -180,7 +180,7 @@ def test_a_branch_that_values_decide_is_chosen_at_the_end() -> None:
         sparsejit.compile(either("Transpose", "Abs"))
 
 
-def test_that_both_branches_are_computed_is_said(tmp_path: Path) -> None:
+def test_a_note_tells_that_both_branches_are_computed(tmp_path: Path) -> None:
     """Also of a file, where the choice is one step of a chain; not where the branch is known."""
     said = "both branches of If y are computed, and one is chosen at the end: a call decides by yes"
     model = either("Neg", "Abs")

@@ -213,7 +213,7 @@ def test_new_missing_values_are_refused_as_by_the_library() -> None:
         (MissingIndicator(missing_values=-1), "marks -1"),
     ],
 )
-def test_what_is_no_polynomial_is_named(step: Any, message: str) -> None:
+def test_steps_without_a_graph_are_named(step: Any, message: str) -> None:
     X, y = data(np.random.default_rng(0))
     X = np.abs(X) + 0.5
     X[0, 0] = -1 if "Missing" in str(step) else 1

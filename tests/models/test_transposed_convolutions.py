@@ -11,6 +11,7 @@ from torch import nn
 
 import sparsejit
 from sparsejit.frontends.torch_export import export
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.passes.default import run_passes
 
@@ -50,15 +51,25 @@ def test_random_layers_equal_torch(isa: str) -> None:
     check()
 
 
+def graph_behind_passes(layer: nn.Module, x: torch.Tensor) -> Graph:
+    return run_passes(export(layer.eval(), (x,), {}, False).graph(None))
+
+
 def kinds(layer: nn.Module, x: torch.Tensor) -> list[Convolution]:
     """The convolutions that are left of a layer."""
-    graph = run_passes(export(layer.eval(), (x,), {}, False).graph(None))
-    return [node.op for node in graph.nodes if isinstance(node.op, Convolution)]
+    nodes = graph_behind_passes(layer, x).nodes
+    return [node.op for node in nodes if isinstance(node.op, Convolution)]
 
 
 def test_a_stride_on_one_axis_becomes_products_of_positions() -> None:
     (op,) = kinds(nn.ConvTranspose1d(4, 3, 8, 4), torch.randn(1, 4, 9))
     assert (op.transposed, op.stride) == (False, (1,))
+
+
+def test_the_bias_is_reshaped_as_the_model_is_compiled() -> None:
+    after = graph_behind_passes(nn.ConvTranspose1d(4, 3, 8, 4), torch.randn(1, 4, 9))
+    assert not [node for node in after.nodes if node.inputs[0] in after.constants]
+    assert run_passes(after) is after
 
 
 OTHERS = {

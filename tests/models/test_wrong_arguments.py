@@ -16,6 +16,25 @@ WEIGHTS = np.eye(4, dtype=np.float32)
 NO_FLAGS = ("no", "yes", 1, 0, None, [])
 
 
+@pytest.mark.parametrize(
+    ("function", "given", "meant"),
+    [
+        ("compile", "dtyp", "dtype"),
+        ("compile_matrix", "strateg", "strategy"),
+        ("generate", "topk", "top_k"),
+        ("load", "pathh", "path"),
+        ("quantise", "budgets", "budget"),
+        ("shrink", "finetuned", "finetune"),
+    ],
+)
+def test_a_misspelt_argument_has_the_name_of_the_call_and_the_nearest(
+    function: str, given: str, meant: str
+) -> None:
+    message = rf"^{function}\(\) has no argument '{given}'; did you mean '{meant}'\?$"
+    with pytest.raises(TypeError, match=message):
+        getattr(sparsejit, function)(**{given: 1})
+
+
 @pytest.mark.parametrize("value", NO_FLAGS)
 @pytest.mark.parametrize("name", ["exact", "tune", "free_batch", "free_shapes"])
 def test_a_flag_of_a_model(name: str, value: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_claim_for_one_core(core: str, isa: str, applies: bool) -> None:
     ("problem", "verdict"),
     [(MissingDependency("no mkl"), NO_PEER), (UnsupportedTarget("one core"), NOT_HERE)],
 )
-def test_what_cannot_be_measured_is_said_and_fails_nothing(
+def test_claims_that_cannot_be_measured_are_listed_and_fail_nothing(
     problem: Exception, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(claim: Claim) -> contests.Round:

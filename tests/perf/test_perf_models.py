@@ -113,7 +113,7 @@ peer_worker.main("noisy", CORE)
 """
 
 
-def test_what_a_library_prints_is_no_reply(tmp_path: Path) -> None:
+def test_prints_of_a_library_are_no_reply(tmp_path: Path) -> None:
     task = ModelTask(MODEL, 1, 1.0, tmp_path)
     script = NOISY.replace("CORE", repr(str(min(_cores()))))
     with PeerProcess([sys.executable, "-c", script], MODEL_PEERS["torch"].environment()) as process:
@@ -292,7 +292,7 @@ def test_a_shim_that_does_not_start_is_passed_over(monkeypatch: pytest.MonkeyPat
         (["models", "--pattern", "4x4in"], "pattern='4x4in' is unknown"),
     ],
 )
-def test_what_is_unknown_is_refused_before_any_work(
+def test_unknown_names_are_refused_before_any_work(
     arguments: list[str], message: str, shell: Shell
 ) -> None:
     result = CliRunner().invoke(cli.app, ["bench", *arguments])

@@ -113,7 +113,7 @@ def test_a_wrong_kernel_is_not_timed(
 
 
 @pytest.mark.parametrize("dtype", DType)
-def test_what_is_exact_is_the_reference(dtype: DType) -> None:
+def test_exact_outputs_equal_the_reference(dtype: DType) -> None:
     asked = layer(dtype, 3, Layout.FEATURE_MAJOR)
     weights, x = asked.problem.weights(), asked.problem.input()
     spec = compile_matrix(weights, dtype=dtype, batch=3, layout="feature-major").spec

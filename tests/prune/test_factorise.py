@@ -63,7 +63,7 @@ OF_A_KIND = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_of_a_kind_is_found(kind: str) -> None:
+def test_matrices_of_a_kind_are_factorised(kind: str) -> None:
     make, density = OF_A_KIND[kind]
     found = factorise(make(), kind, error=1e-2)
     assert found.relative_error < 1e-2

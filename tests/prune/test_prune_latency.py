@@ -115,7 +115,7 @@ def test_kernels_are_timed_in_the_room_of_all(pretended: list[tuple[int, int]]) 
     assert dense[0][1] >= 4 * sum(nonzeros(network())) > pruned[0][1]
 
 
-def test_what_was_measured_is_remembered_until_weights_change_or_the_file_is_damaged(
+def test_times_are_remembered_until_weights_change_or_the_file_is_damaged(
     pretended: list[tuple[int, int]], cache_folder: Path
 ) -> None:
     def measure(seed: int = 0) -> LatencyTable:

@@ -186,7 +186,7 @@ def test_yaml_is_that_of_2009_not_of_2005(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2", r"line 2: but found another document"),
     ],
 )
-def test_what_is_not_yaml(tmp_path: Path, text: str, message: str) -> None:
+def test_text_that_is_not_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "r.yaml"
     file.write_text(text)
     with pytest.raises(DamagedFile, match=message):
@@ -267,7 +267,9 @@ def test_the_message_names_file_key_value_and_remedy(path: str, value: Any, mess
         ("second-order", {"pattern": "2:4"}, r"amount=0.9 contradicts pattern='2:4': give 0.5"),
     ],
 )
-def test_what_a_method_has_no_use_for(method: str, extra: dict[str, Any], message: str) -> None:
+def test_options_without_use_for_a_method_are_refused(
+    method: str, extra: dict[str, Any], message: str
+) -> None:
     prune = {"targets": ["0.weight"], "amount": 0.9, **extra}
     with pytest.raises(InvalidInput, match=message):
         Recipe.from_dict({"method": method, "prune": prune})
@@ -329,7 +331,7 @@ def test_the_learning_rate_rises_then_falls_to_its_end(
         assert shares[-1] == pytest.approx(final, abs=1e-12)
 
 
-def test_where_the_pruner_only_holds_zeros_it_prunes_nothing_more() -> None:
+def test_a_pruner_that_only_holds_zeros_prunes_nothing_more() -> None:
     for pattern, amount in (("1x8", 0.5), ("2:4", 0.5)):
         prune = {"targets": "weight", "amount": amount, "pattern": pattern}
         layer = nn.Linear(8, 16)

@@ -74,7 +74,7 @@ def test_an_output_that_cannot_be_written_is_refused(folder: Path, tmp_path: Pat
         tasks_of(folder, tmp_path / "out")
 
 
-def test_what_is_there_whole_is_kept(folder: Path, tmp_path: Path, manner: Manner) -> None:
+def test_complete_files_are_kept(folder: Path, tmp_path: Path, manner: Manner) -> None:
     tasks = tasks_of(folder, tmp_path / "out")
     speak_tasks(tasks[:2], NETWORK, crew_of(manner), False, nothing)
     # A file of another length: cut off, or of another recording.
@@ -89,7 +89,7 @@ def test_what_is_there_whole_is_kept(folder: Path, tmp_path: Path, manner: Manne
     assert (again.kept, list(again.spoken)) == ([], tasks)
 
 
-def test_what_failed_is_spoken_once_more_after_all_others(folder: Path, tmp_path: Path) -> None:
+def test_failed_texts_are_spoken_once_more_after_all_others(folder: Path, tmp_path: Path) -> None:
     tasks = tasks_of(folder, tmp_path / "out")
     spoken = SpokenFile(220, 0.1, 1.0, 22_050)
     asked: list[str] = []

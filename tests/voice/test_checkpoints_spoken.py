@@ -64,7 +64,7 @@ def test_a_mel_is_spoken_at_the_rate_that_is_told(
     np.testing.assert_allclose(written, np.clip(expected, -1, 1), atol=2.0**-15)
 
 
-def test_what_such_a_voice_cannot_speak_is_refused_in_a_sentence(
+def test_unspeakable_inputs_are_refused_in_a_sentence(
     checkpoint: Path, mel: Path, tmp_path: Path
 ) -> None:
     out, audio = tmp_path / "out.wav", tmp_path / "a.wav"

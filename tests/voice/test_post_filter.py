@@ -39,7 +39,7 @@ def test_a_gain_is_bounded() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=6))
-def test_how_the_speech_is_cut_changes_no_bit(lengths: list[int]) -> None:
+def test_bits_do_not_depend_on_the_cuts_of_speech(lengths: list[int]) -> None:
     frames = sum(lengths) + 1
     mel, samples = log_mel(noise(frames, seed=4)), noise(frames, seed=5)
     places = np.cumsum(lengths)

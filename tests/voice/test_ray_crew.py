@@ -124,7 +124,7 @@ def test_a_task_that_is_lost_is_asked_for_once_more(
     assert ray.log == [("init", "auto"), "shutdown"]
 
 
-def test_what_runs_where_the_block_ends_is_cancelled(
+def test_running_tasks_are_cancelled_at_the_end_of_the_block(
     ray: FakeRay, tasks: list[SpeakingTask], manner: Manner
 ) -> None:
     ray.never = ["b", "d"]

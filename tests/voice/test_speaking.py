@@ -131,7 +131,7 @@ def test_nan_at_the_end_of_a_recording_is_found_before_the_work(tmp_path: Path) 
         count_frames(source, NETWORK, ignore)
 
 
-def test_what_a_listener_raises_leaves_no_file(voice: WaveRNN, tmp_path: Path) -> None:
+def test_an_error_of_a_listener_leaves_no_file(voice: WaveRNN, tmp_path: Path) -> None:
     def stop(samples: FloatArray) -> None:
         raise KeyboardInterrupt
 

@@ -26,7 +26,7 @@ from sparsejit.machine.target import Target
 from sparsejit.perf.voice.voice_networks import GraphTurns
 from sparsejit.voice.prediction import expanded
 from sparsejit.voice.speak.wavernn import WaveRNN
-from sparsejit.voice.spec.network_graph import FrameTerms, drawing_graph, forced_graph, spec_graph
+from sparsejit.voice.spec.network_graph import FrameTerms, drawing_graph, forced_graph
 from sparsejit.voice.spec.sample_loop import LoopArrays, Sampler, compile_sample_loop
 from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,
@@ -173,10 +173,10 @@ def test_a_spec_s_voice_is_as_its_spec_says(tmp_path: Path) -> None:
         WaveRNN.from_checkpoint(tensors, spec, temperature=0)
 
 
-def test_what_a_frame_changes_is_not_multiplied_once_a_sample() -> None:
+def test_terms_of_a_frame_are_multiplied_once_a_frame() -> None:
     """A scalar's column, conditioning's columns and a linear layer before a GRU cost no product."""
     spec = two_grus(Categorical(16))
-    graph = spec_graph(spec, random_tensors(spec)).graph
+    graph = drawing_graph(spec, random_tensors(spec)).sample.graph
     shapes = {
         node.outputs[0].origin.name: node.inputs[1].shape
         for node in graph.nodes
@@ -227,13 +227,13 @@ def test_a_spec_whose_parts_do_not_fit_is_refused(change: dict[str, object], mes
 def test_tensors_of_another_shape_are_refused_by_name() -> None:
     tensors = random_tensors(SPEC)
     with pytest.raises(InvalidInput, match=r"'fc1.weight' has shape None, not \(20, 28\)"):
-        spec_graph(SPEC, {n: a for n, a in tensors.items() if n != "fc1.weight"})
+        drawing_graph(SPEC, {n: a for n, a in tensors.items() if n != "fc1.weight"})
     with pytest.raises(InvalidInput, match=r"'extra' has shape \(2,\), not None"):
-        spec_graph(SPEC, {**tensors, "extra": np.zeros(2, np.float32)})
+        drawing_graph(SPEC, {**tensors, "extra": np.zeros(2, np.float32)})
     with pytest.raises(InvalidInput, match=r"'I\.bias' contains NaN"):
-        spec_graph(SPEC, {**tensors, "I.bias": np.full(24, np.nan, np.float32)})
+        drawing_graph(SPEC, {**tensors, "I.bias": np.full(24, np.nan, np.float32)})
     spec = SPECS["dual softmax"]
     tensors = random_tensors(spec)
     tensors["gru.weight_ih"][50, -1] = 1
     with pytest.raises(InvalidInput, match=r"'gru\.weight_ih' is not masked: its last column"):
-        spec_graph(spec, tensors)
+        drawing_graph(spec, tensors)

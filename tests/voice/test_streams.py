@@ -142,7 +142,7 @@ def test_a_bad_batch_is_named(
 
 
 @pytest.mark.parametrize("seed", [None, "7", 1.5, True, [1], -1, 2**64])
-def test_what_is_no_seed_is_refused(seed: Any) -> None:
+def test_bad_seeds_are_refused(seed: Any) -> None:
     voice, mel = WaveRNN(VoiceWeights.random(hidden=8, density=1, seed=0)), speech_like_mel(3)
     with pytest.raises(InvalidInput, match="is not a 64-bit number"):
         voice.generate(mel, seed)
@@ -150,7 +150,7 @@ def test_what_is_no_seed_is_refused(seed: Any) -> None:
         voice.generate_batch([mel], [seed])
 
 
-def test_what_is_no_batch_is_refused() -> None:
+def test_bad_batches_are_refused() -> None:
     voice, mel = WaveRNN(VoiceWeights.random(hidden=8, density=1, seed=0)), speech_like_mel(3)
     with pytest.raises(InvalidInput, match="mels is 3; give a list"):
         voice.generate_batch(3, [0])
@@ -161,7 +161,7 @@ def test_what_is_no_batch_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, "22050", float("nan"), True, 0, -1, 22050.5, [1]])
-def test_what_is_no_rate_is_refused(rate: Any) -> None:
+def test_bad_rates_are_refused(rate: Any) -> None:
     voice = WaveRNN(VoiceWeights.random(hidden=8, density=1, seed=0))
     with pytest.raises(InvalidInput, match="give a positive number of Hz"):
         voice.features(np.zeros(9000, np.float32), rate)

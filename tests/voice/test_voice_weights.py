@@ -116,7 +116,7 @@ def test_an_extended_file_is_refused(tmp_path, sound, more):
     assert_refused(tmp_path / "hurt.safetensors", content[:header] + more + content[header:])
 
 
-def test_what_never_was_a_voice_is_refused(tmp_path):
+def test_files_of_no_voice_are_refused(tmp_path):
     path = tmp_path / "hurt.safetensors"
     assert_refused(path, b"not a voice")
     save_file({"weight": np.zeros(3, np.float32)}, path)

@@ -11,6 +11,7 @@ from sparsejit.api.compiled import Loader
 from sparsejit.api.kernels.kernel import Kernel, read_kernel
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.errors import called
 from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -26,6 +27,7 @@ from sparsejit.runtime.program import build, debug_level
 from sparsejit.runtime.workers import available_cores
 
 
+@called("compile_matrix")
 def compile_matrix(
     weights: Any,
     bias: Any = None,

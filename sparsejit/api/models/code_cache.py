@@ -30,6 +30,7 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.native.executable_memory import ExecutableMemory
+from sparsejit.planner.cheapest_row import preferred
 from sparsejit.runtime.program import Program, debug_level, dump_folder
 from sparsejit.x86.image import Image
 
@@ -68,9 +69,10 @@ def is_kept(options: ModelOptions) -> bool:
 def digest_of(*parts: object) -> str:
     """Return a digest of plain data, records, mappings, sets and arrays, and of the compiler.
 
-    Equal parts have the same digest in every process.
+    Equal parts have the same digest in every process with the same preferred rows.
     """
-    text = json.dumps([_compiler(), *map(_plain, parts)], separators=(",", ":"))
+    about = [*_compiler(), sorted(preferred())]
+    text = json.dumps([about, *map(_plain, parts)], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.api.models.stepped import SteppedModel
 from sparsejit.asm_templates.pointwise.token_draw import FACTOR, TOP_K, TOP_P
-from sparsejit.errors import InvalidInput, suggest
+from sparsejit.errors import InvalidInput, called, suggest
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import PlacedRows
 from sparsejit.ir.ops.views import Expand, Permute, Reshape
@@ -34,6 +34,7 @@ _INT64 = 8
 _LEAST, _MOST = 1e-30, 1e30  # of float32 parameters, far from denormals and infinity
 
 
+@called("generate")
 def generate(
     fast: CompiledModel,
     tokens: Any,

@@ -285,7 +285,7 @@ class ModelStream:
         return self._calls.call.bind(bound_arrays(inputs), bound_arrays(outputs))
 
     def reset(self, *, rest: bool = False, steps: int | None = None) -> None:
-        """Begin again with the initial states, and drop what `run` has kept.
+        """Begin again with the initial states, and drop the samples that `run` has kept.
 
         Args:
             rest: begin with the states after silence, zeros in all inputs, instead; they are

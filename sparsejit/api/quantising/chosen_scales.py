@@ -26,8 +26,6 @@ from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.planner.cheapest_row import choose, priced
 
-# Returns whether outputs are good enough; it gets a list of outputs for each element of the data.
-Judge = Callable[[list[list[Array]]], bool]
 SHORT = (DType.INT8, DType.BFLOAT16, DType.FLOAT16)
 # Least gain as a share of a layer's time, and of the whole time: smaller gains are within the error
 # of a prediction.

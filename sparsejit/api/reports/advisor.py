@@ -121,6 +121,7 @@ LEAST_LAYER_SHARE = 0.02
 LEAST_SHARE = 0.03
 _LANES = 16
 _SPARSE = 0.1
+_UNSTRUCTURED = "unstructured"
 # Activations with kernels of their own; products apply relu, tanh and sigmoid for free.
 _UNFUSED = frozenset(
     (
@@ -205,24 +206,32 @@ class _Advisor:
         layers = [timed for timed in self.layers if not timed.is_grouped]
         both: list[TimedProduct | TimedConvolution] = [*layers, *self.convolutions]
         if self.shrinking:
-            every = [timed for timed in both if timed.matrix.size >= LEAST_SHRUNK]
-        else:
-            every = [timed for timed in both if self._weights(timed.parameter)]
+            yield self._shrunk([timed for timed in both if timed.matrix.size >= LEAST_SHRUNK])
+            return
+        every = [timed for timed in both if self._weights(timed.parameter)]
         pruned = [timed for timed in every if not timed.is_dense]
         dense = [timed for timed in every if timed.is_dense]
-        for pattern in () if self.shrinking else [x for x in PATTERNS if x != "unstructured"]:
+        for pattern in [each for each in PATTERNS if each != _UNSTRUCTURED]:
             others = [timed for timed in pruned if timed.pattern != pattern]
             change = f"prune in pattern {pattern}, as much as now"
             yield self._pruning(change, others, pattern, lambda density: density)
         for pattern in PATTERNS:
             same = [timed for timed in pruned if timed.pattern == pattern]
             yield self._pruning("keep half as many weights", same, pattern, lambda d: d / 2)
-        yield self._pruning("prune half", dense, "unstructured", lambda d: d / 2)
-        if self.shrinking:
-            return
-        yield self._pruning("prune to 90 %", dense, "unstructured", lambda d: _SPARSE)
+        yield self._pruning("prune half", dense, _UNSTRUCTURED, lambda d: d / 2)
+        yield self._pruning("prune to 90 %", dense, _UNSTRUCTURED, lambda d: _SPARSE)
         yield self._sizes()
         yield from self._activations()
+
+    def _shrunk(self, layers: Sequence[TimedProduct | TimedConvolution]) -> _Idea:
+        """Return the gain of half as many weights in each layer, which one command chooses."""
+        gains = [
+            timed.if_pruned(
+                _UNSTRUCTURED if timed.is_dense else timed.pattern, timed.matrix.density / 2
+            )
+            for timed in layers
+        ]
+        return _Idea("keep half as many weights", gains, lambda _: self.shrinking, _SHRINK)
 
     def _pruning(
         self,
@@ -232,8 +241,6 @@ class _Advisor:
         wanted: Callable[[float], float],
     ) -> _Idea:
         gains = [timed.if_pruned(pattern, wanted(timed.matrix.density)) for timed in layers]
-        if self.shrinking:
-            return _Idea(change, gains, lambda _: self.shrinking, _SHRINK)
         return _Idea(change, gains, lambda chosen: self._pruner(chosen, pattern), _RETRAIN)
 
     def _pruner(self, gains: Sequence[LayerGain], pattern: str) -> str:

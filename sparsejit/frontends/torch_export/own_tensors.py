@@ -152,7 +152,7 @@ class AssignedBuffer:
 
 @contextmanager
 def _writing_in_place(model: Module, assigned: dict[Any, AssignedBuffer]) -> Iterator[None]:
-    """Context in which the model, before it returns, writes into buffers what they were given."""
+    """Context in which the model, before it returns, writes into buffers their given values."""
     import torch
     from torch.utils._pytree import tree_map
 

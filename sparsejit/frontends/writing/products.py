@@ -9,7 +9,8 @@ import numpy as np
 from sparsejit.frontends.writing.arranging import at, reshaped, sliced, swapped
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.ops.products import Bmm, Linear
-from sparsejit.ir.values import Element, Value
+from sparsejit.ir.spec import DType, Quantisation
+from sparsejit.ir.values import Array, Element, Value
 
 
 def linear(write: Writer, x: Operand, weight: Operand, bias: Operand = None) -> Value:
@@ -39,6 +40,17 @@ def matmul(write: Writer, a: Operand, b: Operand) -> Value:
         flat = reshaped(write, a, (prod(a.shape[:-1]), a.shape[-1]))
         return reshaped(write, write.one(Bmm(), flat, b), (*a.shape[:-1], b.shape[-1]))
     return write.one(Bmm(), a, b)
+
+
+def product_and_sums(
+    write: Writer, steps: Value, weights: Array, dtype: DType = DType.INT8
+) -> tuple[Value, Array]:
+    """steps W^T of whole numbers of int8 (..., in), and the sum of each row of W (out,).
+
+    W (out, in) is held in `dtype`. A reader adds m sum(W) for steps that are m less than bytes.
+    """
+    product = write.one(Linear(dtype=dtype, x_steps=Quantisation(1.0, 0)), steps, weights)
+    return product, weights.sum(axis=1, dtype=np.float64).astype(np.float32)
 
 
 def _whole_matmul(write: Writer, a: Value, b: Value) -> Value:

@@ -9,13 +9,14 @@ from typing import TypeAlias
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import permuted, reshaped
+from sparsejit.frontends.writing.products import product_and_sums
 from sparsejit.frontends.writing.selection import flip
 from sparsejit.frontends.writing.turns import write_turns
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import SMALLEST_SCALE, DType, Quantisation
+from sparsejit.ir.spec import SMALLEST_SCALE, DType
 from sparsejit.ir.values import Array, Element, TensorType, Value
 
 # The recurrent gates (batch, gates * hidden) of a state.
@@ -138,9 +139,7 @@ def _product_on_own_steps(
     cut = f("maximum", f("round", f("div", x, scales)), leasts)
     cut = f("minimum", cut, f("add", leasts, 255.0))
     integers = f.finish(f("sub", cut, lacks))
-    op = Linear(dtype=_dtype_of(weights), x_steps=Quantisation(1.0, 0))
-    product = write.one(op, integers, weights)
-    sums = weights.sum(axis=1, dtype=np.float64).astype(np.float32)
+    product, sums = product_and_sums(write, integers, weights, _dtype_of(weights))
     f = write.formula("dequantize")
     whole = f("add", f("mul", product, scales), f("mul", shifts, write.constant(sums, "sums")))
     return f.finish(f("add", whole, write.constant(bias, "bias")))

@@ -40,7 +40,7 @@ def positions(spatial: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> 
     return tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes)
 
 
-def _space_of(node: Node, places: Sequence[BatchPlace | None]) -> int | None:
+def _space_of(places: Sequence[BatchPlace | None]) -> int | None:
     """The number of the spatial axis that time has in the first operand; None for another axis."""
     place = places[0]
     return None if place is None or place.axis < 2 else place.axis - 2
@@ -187,7 +187,7 @@ class Convolution(Operator):
     def time_rule(
         self, node: Node, places: Sequence[BatchPlace | None], length: int
     ) -> TimeRule:
-        axis = _space_of(node, places)
+        axis = _space_of(places)
         if axis is None:
             return Apart()
         if len(node.inputs) > 3 or self.activation is not Activation.NONE or self.rounding:
@@ -305,7 +305,7 @@ class Pooling(Operator):
     def time_rule(
         self, node: Node, places: Sequence[BatchPlace | None], length: int
     ) -> TimeRule:
-        axis = _space_of(node, places)
+        axis = _space_of(places)
         if axis is None:
             return Apart()
         before, _ = self.padding[axis]

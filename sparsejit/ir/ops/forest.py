@@ -1,4 +1,4 @@
-"""Ensembles of decision trees, and what each feature contributes to their sums."""
+"""Ensembles of decision trees, and the contribution of each feature to their sums."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

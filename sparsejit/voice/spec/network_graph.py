@@ -75,11 +75,6 @@ class SpecGraph:
     kernels: tuple[FloatArray, ...]
 
 
-def spec_graph(spec: VoiceSpec, tensors: Tensors) -> SampleGraph:
-    """The graph that draws samples; see `drawing_graph`."""
-    return drawing_graph(spec, tensors).sample
-
-
 def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
     """The graph that draws sample after sample. A call has one seed, int64.
 

@@ -18,8 +18,7 @@ from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import arranging, products
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
-from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.spec import LARGEST_INT8, DType, Quantisation
+from sparsejit.ir.spec import LARGEST_INT8
 from sparsejit.ir.values import Array, Value
 
 _STEPS = 255  # of uint8
@@ -138,8 +137,7 @@ def product_of_bytes(
     if np.abs(rows).max(initial=0) > LARGEST_INT8:
         return None
     moved = write.pointwise("sub", x, float(middle)) if middle else x
-    op = Linear(dtype=DType.INT8, x_steps=Quantisation(1.0, 0))
-    product = write.one(op, moved, rows)
+    product, sums = products.product_and_sums(write, moved, rows)
     lack: Operand
     if isinstance(zero, Value):
         flat = arranging.reshaped(write, write.floats(zero), ())
@@ -148,8 +146,8 @@ def product_of_bytes(
         lack = float(middle) - (0.0 if zero is None else float(np.asarray(zero).reshape(())))
         if lack == 0:
             return product
-    sums = write.constant(rows.sum(axis=1, dtype=np.float64).astype(np.float32), "sums")
-    return write.pointwise("add", product, write.pointwise("mul", sums, lack))
+    added = write.pointwise("mul", write.constant(sums, "sums"), lack)
+    return write.pointwise("add", product, added)
 
 
 def sums_are_exact(write: Writer, call: Call, weights: Value, terms: int) -> bool:
