@@ -18,7 +18,8 @@ All pairs of a bin are added in 16 bits; two bins a and b make sums of 32 bits:
 Nothing saturates: the positive weights of a bin sum to at most 128, and so do the negative ones.
 Rows whose bins have equally many pairs share their code. Each row is computed at all positions, 32
 in a turn. The sums of a turn become bytes while the next turn adds its first pairs: a turn takes
-longer than the processor looks ahead.
+longer than the processor looks ahead. A table follows when a row is complete, in a loop of its own:
+its instructions among the ones of a turn wait for each other.
 """
 
 from abc import ABC, abstractmethod
@@ -278,7 +279,7 @@ class PairFrame(NamedTuple):
 _FRAME = PairFrame(*slots(rsp, len(PairFrame._fields)))
 _FRAME_BYTES = 8 * len(_FRAME)
 _ROW, _MASKS, X, Y = r8, r9, r10, r11
-_ADDED = rdx
+_ADDED = _LOOKED_UP = rdx
 _OFFSETS = (rbx, rbp, r12, r13, r14, r15)
 _ACCUMULATORS = tuple(ymm(number) for number in range(4))
 SUMS = tuple(ymm(number) for number in range(4, 8))
@@ -299,9 +300,8 @@ def emit_pairs(asm: Assembler, lowered: LoweredPairs, code: "PairCode") -> None:
     Layers share the code.
     """
     records = b"".join(each.records.tobytes() for each in lowered.rows)
-    constants = lowered.epilogue.constants(NarrowByteResults.COPIES)
     asm.emit("lea", _ROW, Literal(asm.literal(np.frombuffer(records, np.uint8))))
-    asm.emit("lea", rcx, Literal(asm.literal(constants)))
+    asm.emit("lea", rcx, Literal(asm.literal(code.results.constants())))
     call_routine(asm, code.key, lambda asm: code.emit())
 
 
@@ -318,12 +318,17 @@ class PairCode(ABC):
         sizes = lowered.first, lowered.is_first, x.samples, x.sample, y
         self.key: Hashable = (
             *(type(self), sizes, turns, lowered.shapes),
-            *(epilogue.code, epilogue.zero),
+            *(self.results.code, epilogue.zero),
         )
 
     @property
     def adds(self) -> bool:
         return self.lowered.epilogue.added is not None
+
+    @property
+    def has_table(self) -> bool:
+        """Whether a function of a byte follows, which is computed when a row is complete."""
+        return self.results.parts is not None
 
     @abstractmethod
     def load(self, pair: int, place: int, count: int) -> None:
@@ -367,7 +372,7 @@ class PairCode(ABC):
 
     def _sample(self) -> None:
         asm, lowered, total = self.asm, self.lowered, 0
-        asm.emit("lea", _MASKS, Literal(asm.literal(self._gaps())))
+        asm.emit("lea", _MASKS, Literal(asm.literal(self._with_gaps(self.masks()))))
         for each in lowered.rows:
             size = each.records.itemsize
 
@@ -405,6 +410,8 @@ class PairCode(ABC):
         if self.turns.whole and self.turns.number % 2:
             self.results.load_gap(LOADED[0], rcx)
             asm.emit("vmovdqu", Memory(Y, HALF), LOADED[0])
+        if self.has_table:
+            self._look_up_row()
 
     def _turns(self, shape: Shape) -> None:
         """Compute a row. Y and _MASKS stay at the turn whose sums become bytes."""
@@ -457,30 +464,52 @@ class PairCode(ABC):
             if not results.keeps_scale:
                 results.load_row(Memory(_ROW))
             results.pack(SUMS, Memory(_ROW), Memory(_ADDED, chunk))
-            if results.epilogue.table is None:
-                self._store(chunk)
+            self._store(chunk)
         if self.adds:  # the addition takes the registers of `among`
             asm.emit_spread([], packed)
             packed = []
         asm.emit_spread(packed, among)
-        if results.epilogue.table is not None:
-            results.look_up(SUMS)
-            self._store(chunk)
+
+    def _look_up_row(self) -> None:
+        """Replace the bytes of a row, gaps included, by their entries in the table."""
+        asm, y, parts = self.asm, self.lowered.y, self.results.parts
+        assert parts is not None
+        asm.emit("mov", dword(rax), Memory(_ROW))
+        asm.emit("lea", Y, Memory(rsi, 0, rax))
+        asm.emit("lea", _LOOKED_UP, Literal(asm.literal(self._with_gaps(y.masks()))))
+        vectors, zero = ceil_div(y.used, HALF), self.lowered.epilogue.zero > 0
+        key = "row through a table", parts.code, vectors, zero
+        call_routine(asm, key, lambda asm: repeat(asm, vectors, rax, self._look_up_vector))
+
+    def _look_up_vector(self) -> None:
+        asm, made = self.asm, SUMS[0]
+        asm.emit("vmovdqu", made, Memory(Y))
+        self.results.look_up(SUMS)
+        self._fill_gaps(made, Memory(_LOOKED_UP))
+        asm.emit("vmovdqu", Memory(Y), made)
+        asm.emit("add", _LOOKED_UP, LINE)
+        asm.emit("add", Y, HALF)
+
+    def _fill_gaps(self, made: Register, masks: Memory) -> None:
+        """Set bytes in gaps to the zero point."""
+        self.asm.emit("vpand", made, made, masks)
+        if self.lowered.epilogue.zero:
+            behind = masks._replace(displacement=masks.displacement + HALF)
+            self.asm.emit("vpor", made, made, behind)
 
     def _store(self, chunk: int) -> None:
         made = SUMS[0]
         self.order(made)
-        self.asm.emit("vpand", made, made, Memory(_MASKS, 2 * chunk))
-        if self.lowered.epilogue.zero:
-            self.asm.emit("vpor", made, made, Memory(_MASKS, 2 * chunk + HALF))
+        if not (self.turns.whole and self.has_table):
+            self._fill_gaps(made, Memory(_MASKS, 2 * chunk))
         self.store(made, chunk)
 
     def _pair(self, number: int, place: int) -> Memory:
         return Memory(_ROW, _PAIRS_AT + self.pair_bytes * number + place)
 
-    def _gaps(self) -> npt.NDArray[np.uint8]:
-        """Return the masks, each vector followed by the bytes that its others become."""
-        inside = self.masks().reshape(-1, HALF)
+    def _with_gaps(self, masks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return masks, each vector followed by the bytes that its others become."""
+        inside = masks.reshape(-1, HALF)
         outside = np.where(inside, 0, self.lowered.epilogue.zero).astype(np.uint8)
         return np.stack([inside, outside], axis=1)
 

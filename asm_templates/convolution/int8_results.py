@@ -14,12 +14,13 @@ In each group of 16 bytes, four registers of sums hold positions 0 to 3, 4 to 7,
 a permutation puts the packed bytes in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.convolution.int8_tables import TableParts, look_up
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
@@ -87,11 +88,8 @@ class ByteEpilogue:
             self.most < 255,
         )
 
-    def constants(self, copies: int = 1) -> npt.NDArray[np.uint8]:
-        """Return the bytes that the code reads: constants, and the table behind them.
-
-        Each constant has 4 bytes, `copies` times.
-        """
+    def words(self, copies: int = 1) -> bytes:
+        """Return the constants, each 4 bytes, `copies` times."""
         own_scale, own_zero = self.own or (1.0, 0)
         scale, added_zero = self.added or (0.0, 0)
         floats = [-own_zero, 255 - own_zero, own_scale, scale, -added_zero * np.float32(scale)]
@@ -103,11 +101,19 @@ class ByteEpilogue:
             bytes([self.most] * 4),
             np.array(floats, np.float32).tobytes(),
         ]
-        words = [copies * word[at : at + 4] for word in words for at in range(0, len(word), 4)]
-        if self.table is not None:
-            behind = _table_place(copies) - 4 * copies * len(_WORDS)
-            words.append(bytes(behind) + self.table[0].tobytes())
-        return np.frombuffer(b"".join(words), np.uint8)
+        return b"".join(
+            copies * word[at : at + 4] for word in words for at in range(0, len(word), 4)
+        )
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes that the code of AVX-512 reads: constants, and the table behind them."""
+        return _before(b"" if self.table is None else self.table[0].tobytes(), self.words())
+
+
+def _before(table: bytes, words: bytes) -> npt.NDArray[np.uint8]:
+    """Return words and the table behind them, at the next multiple of `_ALIGNMENT`."""
+    behind = bytes(-len(words) % _ALIGNMENT) if table else b""
+    return np.frombuffer(words + behind + table, np.uint8)
 
 
 def _table_place(copies: int) -> int:
@@ -265,14 +271,25 @@ class NarrowByteResults:
     """
 
     SPARE = tuple(ymm(number) for number in range(8, 14))
-    COPIES = 8  # of a constant
+    _COPIES = 8  # of a constant
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
+        self.parts = None if epilogue.table is None else TableParts.of(epilogue.table[0])
+
+    @property
+    def code(self) -> Hashable:
+        """The properties that the code depends on."""
+        return self.epilogue.code, None if self.parts is None else self.parts.code
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes that the code reads: constants, and the table behind them."""
+        table = b"" if self.parts is None else self.parts.data
+        return _before(table, self.epilogue.words(self._COPIES))
 
     @classmethod
     def _constant(cls, name: int) -> Memory:
-        return Memory(_TABLE_BASE, 4 * cls.COPIES * name)
+        return Memory(_TABLE_BASE, 4 * cls._COPIES * name)
 
     def load_gap(self, gap: Register, base: Register) -> None:
         """gap = the zero point in all bytes; `base` points at the constants."""
@@ -280,9 +297,8 @@ class NarrowByteResults:
 
     @property
     def keeps_scale(self) -> bool:
-        """Whether the code leaves the scale and the bias of a row in the first two of `SPARE`."""
-        epilogue = self.epilogue
-        return epilogue.added is None and epilogue.table is None and not epilogue.late
+        """Whether `pack` leaves the scale and the bias of a row in the first two of `SPARE`."""
+        return self.epilogue.added is None and not self.epilogue.late
 
     def load_row(self, row: Memory) -> None:
         """Load the scale and the bias of the row at `row`."""
@@ -305,10 +321,27 @@ class NarrowByteResults:
         consecutive positions. `mask`: 255 for each byte of y that is a position; the others become
         the zero point.
         """
-        asm, low = self.asm, sums[0]
+        self.pack_row(sums, row, added, constants, order is not None)
+        self.store(sums, y, mask, order)
+
+    def pack_row(
+        self,
+        sums: Sequence[Register],
+        row: Register,
+        added: Memory,
+        constants: Memory,
+        consecutive: bool,
+    ) -> None:
+        """Load the row and the address of the constants, and `pack` the sums."""
         self.load_row(Memory(row))
-        asm.emit("mov", _TABLE_BASE, constants)
-        self.pack(sums, Memory(row), added, order is not None)
+        self.asm.emit("mov", _TABLE_BASE, constants)
+        self.pack(sums, Memory(row), added, consecutive)
+
+    def store(
+        self, sums: Sequence[Register], y: Memory, mask: Memory, order: Literal | None
+    ) -> None:
+        """Append code that stores the packed bytes of `sums`; the operands are as in `finish`."""
+        asm, low = self.asm, sums[0]
         self.look_up(sums)
         if order is not None:
             asm.emit("vmovdqu", sums[1], order)
@@ -350,8 +383,9 @@ class NarrowByteResults:
 
         The other sums are clobbered.
         """
-        if self.epilogue.table is not None:
-            self._look_up(sums[0], (*self.SPARE, *sums[1:]))
+        if self.parts is not None:
+            data = Memory(_TABLE_BASE, _table_place(self._COPIES))
+            look_up(self.asm, self.parts, data, sums[0], (*self.SPARE, *sums[1:]))
 
     def fill(self, values: Register, mask: Memory, free: Sequence[Register]) -> None:
         """values = the zero point where `mask` is 0. Clobbers two registers of `free`."""
@@ -359,35 +393,6 @@ class NarrowByteResults:
         asm.emit("vmovdqu", inside, mask)
         asm.emit("vmovdqu", gap, self._constant(_GAP))
         asm.emit("vpblendvb", values, gap, values, inside)
-
-    def _look_up(self, values: Register, free: Sequence[Register]) -> None:
-        """Replace each byte by its entry in the table of 256 bytes.
-
-        Its low four bits choose from each of sixteen parts, its high four choose the part, bit by
-        bit. Clobbers `free`.
-        """
-        asm, (low, bit4, bit5, bit6, *others) = self.asm, free
-        asm.emit("vpand", low, values, self._spread(15))
-        for shift, bit in enumerate((bit6, bit5, bit4), 1):
-            asm.emit("vpsllw", bit, values, shift)
-        bits, parts = (bit4, bit5, bit6, values), _table_place(self.COPIES)
-
-        def chosen(first: int, level: int, registers: Sequence[Register]) -> Register:
-            """Return the register of the entries in 2**level parts from `first` on."""
-            into, *rest = registers
-            if not level:
-                asm.emit("vbroadcasti128", into, Memory(_TABLE_BASE, parts + 16 * first))
-                asm.emit("vpshufb", into, into, low)
-                return into
-            chosen(first, level - 1, registers)
-            upper = chosen(first + 2 ** (level - 1), level - 1, rest)
-            asm.emit("vpblendvb", into, into, upper, bits[level - 1])
-            return into
-
-        asm.emit("vmovdqa", values, chosen(0, 4, others))
-
-    def _spread(self, byte: int) -> Literal:
-        return Literal(self.asm.literal(np.full(32, byte, np.uint8)))
 
     def _add_late(self, sums: Sequence[Register], row: Memory) -> None:
         asm, (own, late, *_) = self.asm, self.SPARE

@@ -15,6 +15,7 @@ from test_byte_convolutions import Case, at_both_levels, is_near, quantised
 from test_byte_layers import CHANNELS, SIZE, Qdq, convolutions, in_bytes
 
 import sparsejit
+from sparsejit.asm_templates.convolution.int8_tables import TableParts, look_up
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
@@ -24,9 +25,12 @@ from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import quantised_layers
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, rcx, rdi, rsi, ymm
 
 CASE = Case(33, 41, (11, 12), density=0.2, shift=-7, y_shift=5)
 RESULT = Quantisation(0.027, -19)
@@ -115,6 +119,39 @@ def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Targe
     (said,) = graph.evaluate(inputs)
     right = (wanted - RESULT.zero_point) * RESULT.scale
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
+
+
+BYTES = np.arange(256)
+RANDOM = np.array(TABLE) + 128
+TABLES = {
+    "any": RANDOM,
+    "the same everywhere": np.full(256, 7),
+    "parts of one value": RANDOM[BYTES // 16 * 16],
+    "zero where negative": np.maximum(BYTES - 128, 0),
+    "the same where negative": np.maximum(BYTES, 100),
+    "the same in two pairs of parts": np.where(BYTES // 16 % 8 < 2, 93, RANDOM),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_byte_is_looked_up(kind: str) -> None:
+    """With AVX2; parts of one value have no code of their own."""
+    table = TABLES[kind].astype(np.uint8)
+    parts = TableParts.of(table)
+    whole = sum((table[first : first + 16] == parts.common).all() for first in range(0, 256, 16))
+    assert sum(parts.is_zero) == whole
+    asm = Assembler(Target.named("avx2"))
+    asm.emit("lea", rcx, Literal(asm.literal(np.frombuffer(parts.data, np.uint8))))
+    for place in range(0, 256, 32):
+        asm.emit("vmovdqu", ymm(0), Memory(rdi, place))
+        look_up(asm, parts, Memory(rcx), ymm(0), [ymm(number) for number in range(1, 10)])
+        asm.emit("vmovdqu", Memory(rsi, place), ymm(0))
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    memory, x = ExecutableMemory(asm.finish().data), np.random.default_rng(5).permutation(BYTES)
+    x, y = x.astype(np.uint8), np.zeros(256, np.uint8)
+    memory.function(2)(x.ctypes.data, y.ctypes.data)
+    np.testing.assert_array_equal(y, table[x])
 
 
 @pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}])

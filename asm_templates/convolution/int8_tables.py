@@ -1,0 +1,109 @@
+"""Functions of bytes with AVX2, as tables of 256 bytes: sixteen parts of sixteen.
+
+    TableParts     a table as the code reads it
+    look_up        the code, for 32 bytes
+
+The low four bits of a byte choose from a part, which is `vpshufb`; the others choose the part:
+
+    a    = vpshufb part 0, t                        0 where bit 7 of t is set
+    b    = vpshufb part 8, t ^ 128                  0 where it is not
+    e0   = a | b                                    e1 .. e7 alike
+    y    = e0 .. e7 by bits 4, 5 and 6 of t         seven blends
+
+The table is stored XOR the byte that fills most parts: those are zeros, and need no code.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, Register
+
+_PARTS, _PART, _VECTOR = 16, 16, 32
+_HIGH = 128  # bit 7
+_HALF = _PARTS // 2
+
+
+@dataclass(frozen=True)
+class TableParts:
+    """A table of 256 bytes in parts.
+
+    entries: the table XOR `common`.
+    common: the byte that fills most parts; 0 if every part has several values.
+    is_zero: of each part, whether all its entries are 0.
+    """
+
+    entries: bytes
+    common: int
+    is_zero: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, table: npt.NDArray[np.uint8]) -> "TableParts":
+        """Return a table as the code reads it."""
+        parts = table.reshape(_PARTS, _PART)
+        filled = parts[(parts == parts[:, :1]).all(axis=1), 0]
+        common = int(np.bincount(filled).argmax()) if len(filled) else 0
+        entries = parts ^ np.uint8(common)
+        is_zero = tuple((entries == 0).all(axis=1).tolist())
+        return cls(entries.tobytes(), common, is_zero)
+
+    @property
+    def code(self) -> tuple[bool, ...]:
+        """The properties that the code depends on."""
+        return (*self.is_zero, self.common > 0)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes that the code reads: the entries, and `common` in all bytes of a vector."""
+        return self.entries + bytes([self.common] * _VECTOR)
+
+
+def look_up(
+    asm: Assembler, parts: TableParts, data: Memory, values: Register, free: Sequence[Register]
+) -> None:
+    """Append code that replaces each byte of `values` by its entry in a table at `data`.
+
+    Clobbers nine registers, `free`.
+    """
+    other, bit4, bit5, bit6, *others = free
+    high = np.full(_VECTOR, _HIGH, np.uint8)
+    asm.emit("vpxor", other, values, Literal(asm.literal(high)))
+    for made, bit in ((bit6, values), (bit5, bit6), (bit4, bit5)):
+        asm.emit("vpaddb", made, bit, bit)
+    bits = bit4, bit5, bit6
+
+    def at(place: int) -> Memory:
+        return data._replace(displacement=data.displacement + place)
+
+    def entries(part: int, registers: Sequence[Register]) -> None:
+        """Set the first register to the entries in two parts, each 0 for bytes of the other."""
+        both = [(part, values), (part + _HALF, other)]
+        read = [(number, index) for number, index in both if not parts.is_zero[number]]
+        for register, (number, index) in zip(registers, read, strict=False):
+            asm.emit("vbroadcasti128", register, at(_PART * number))
+            asm.emit("vpshufb", register, register, index)
+        into, more, *_ = registers
+        if not read:
+            asm.emit("vpxor", into, into, into)
+        elif len(read) > 1:
+            asm.emit("vpor", into, into, more)
+
+    def chosen(part: int, level: int, registers: Sequence[Register]) -> Register:
+        """Return the register of the entries in 2**level pairs of parts from `part` on."""
+        into, *rest = registers
+        if not level:
+            entries(part, registers)
+            return into
+        chosen(part, level - 1, registers)
+        upper = chosen(part + 2 ** (level - 1), level - 1, rest)
+        asm.emit("vpblendvb", into, into, upper, bits[level - 1])
+        return into
+
+    found = chosen(0, len(bits), others)
+    if parts.common:
+        asm.emit("vpxor", values, found, at(len(parts.entries)))
+    else:
+        asm.emit("vmovdqa", values, found)
