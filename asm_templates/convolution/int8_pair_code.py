@@ -35,6 +35,7 @@ from sparsejit.asm_templates.convolution.int8_convolution import ROW
 from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue, NarrowByteResults
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
+from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.image import Line
@@ -135,24 +136,30 @@ def first_bins(row: _Integers, size: _Integers, rows: int, most: int) -> _Intege
 
 def sums_operations(shape: Shape) -> float:
     """Return the vector instructions that make sums of 32 positions with a shape."""
+    if not shape:
+        return 0.0
     return 4.0 * sum(shape) - 2.0 * len(shape) + 12.0 * ceil_div(len(shape), 2) - 4.0
 
 
-def choose_shapes(sizes: _Integers, most: int) -> tuple[list[Shape], _Integers]:
+def choose_shapes(
+    sizes: _Integers, most: int, adds: bool = False
+) -> tuple[list[Shape], _Integers]:
     """Return the cheapest `most` shapes, or fewer, and the number of each row's shape.
 
     sizes: the pairs in each bin of each row, (rows, bins). A row fits a shape if its bins have at
-    most as many pairs.
+    most as many pairs. The empty shape is for rows without weights, whose results are all the same
+    unless the code `adds` other bytes.
     """
+    least = (1,) if adds else ()
     candidates = np.unique(np.vstack([sizes, sizes.max(axis=0)[None]]), axis=0)
-    shapes = [tuple(row[row > 0].tolist()) or (1,) for row in candidates]
+    shapes = [tuple(row[row > 0].tolist()) or least for row in candidates]
     fits = np.stack([(sizes <= row).all(axis=1) for row in candidates])
     costs = np.where(fits, np.array([sums_operations(shape) for shape in shapes])[:, None], np.inf)
     taken = [int(np.argmin(costs.sum(axis=1)))]
     while len(taken) < most:
         best = costs[taken].min(axis=0)
         sums = np.minimum(costs, best).sum(axis=1)
-        if sums.min() > _WORTH_A_SHAPE * best.sum():
+        if sums.min() >= _WORTH_A_SHAPE * best.sum():
             break
         taken.append(int(np.argmin(sums)))
     return [shapes[number] for number in taken], np.argmin(costs[taken], axis=0)
@@ -185,13 +192,14 @@ class RowNumbers(NamedTuple):
 
 
 def lowered_rows(
-    binned: Binned, numbers: RowNumbers, offsets: _Integers, most: int
+    binned: Binned, numbers: RowNumbers, offsets: _Integers, most: int, adds: bool = False
 ) -> list[ShapedRows]:
     """Return rows as the code reads them, in at most `most` shapes.
 
-    offsets: those that the code reads for each pair, (pairs, offsets).
+    offsets: those that the code reads for each pair, (pairs, offsets). adds: as for
+    `choose_shapes`.
     """
-    (shapes, kinds), found = choose_shapes(binned.sizes, most), []
+    (shapes, kinds), found = choose_shapes(binned.sizes, most, adds), []
     pairs, bins = binned.pairs, binned.bins
     order = np.lexsort((bins, pairs.row))
     key = (pairs.row * binned.sizes.shape[1] + bins)[order]
@@ -206,7 +214,8 @@ def lowered_rows(
         index = np.full(len(binned.sizes), -1)
         index[members] = np.arange(len(members))
         some = np.flatnonzero(index[pairs.row] >= 0)
-        slot = (np.cumsum(shape) - shape)[bins[some]] + within[some]
+        first = np.cumsum((0, *shape))
+        slot = first[bins[some]] + within[some]
         at = index[pairs.row[some]], slot
         records["pair"]["offset"][at] = offsets[some]
         records["pair"]["weight"][at] = np.tile(pairs.weights[some], 2)
@@ -279,7 +288,7 @@ class PairFrame(NamedTuple):
 _FRAME = PairFrame(*slots(rsp, len(PairFrame._fields)))
 _FRAME_BYTES = 8 * len(_FRAME)
 _ROW, _MASKS, X, Y = r8, r9, r10, r11
-_ADDED = _LOOKED_UP = rdx
+_ADDED = _GAPS = rdx
 _OFFSETS = (rbx, rbp, r12, r13, r14, r15)
 _ACCUMULATORS = tuple(ymm(number) for number in range(4))
 SUMS = tuple(ymm(number) for number in range(4, 8))
@@ -372,7 +381,7 @@ class PairCode(ABC):
 
     def _sample(self) -> None:
         asm, lowered, total = self.asm, self.lowered, 0
-        asm.emit("lea", _MASKS, Literal(asm.literal(self._with_gaps(self.masks()))))
+        asm.emit("lea", _MASKS, Literal(asm.literal(self._gaps())))
         for each in lowered.rows:
             size = each.records.itemsize
 
@@ -395,6 +404,9 @@ class PairCode(ABC):
         asm, lowered = self.asm, self.lowered
         asm.emit("mov", dword(rax), Memory(_ROW))
         asm.emit("lea", Y, Memory(rsi, 0, rax))
+        if not shape:
+            self._fill_row()
+            return
         if self.adds:
             asm.emit("mov", _ADDED, _FRAME.added)
             asm.emit("add", _ADDED, rax)
@@ -412,6 +424,28 @@ class PairCode(ABC):
             asm.emit("vmovdqu", Memory(Y, HALF), LOADED[0])
         if self.has_table:
             self._look_up_row()
+
+    def _fill_row(self) -> None:
+        """Fill a row without weights: its positions have the same result."""
+        asm, results, y, (made, filled, *_) = self.asm, self.results, self.lowered.y, SUMS
+        for total in SUMS:
+            zero(asm, total)
+        results.load_row(Memory(_ROW))
+        results.pack(SUMS, Memory(_ROW), Memory(Y))
+        if self.has_table:
+            results.look_up(SUMS)
+        else:
+            results.xor_zero_point(made)
+        asm.emit("lea", _GAPS, Literal(asm.literal(y.masks())))
+
+        def vector() -> None:
+            asm.emit("vmovdqa", filled, made)
+            results.fill_looked_up(filled, Memory(_GAPS))
+            asm.emit("vmovdqu", Memory(Y), filled)
+            for register in (_GAPS, Y):
+                asm.emit("add", register, HALF)
+
+        repeat(asm, y.vectors * LINE // HALF, rax, vector)
 
     def _turns(self, shape: Shape) -> None:
         """Compute a row. Y and _MASKS stay at the turn whose sums become bytes."""
@@ -472,44 +506,38 @@ class PairCode(ABC):
 
     def _look_up_row(self) -> None:
         """Replace the bytes of a row, gaps included, by their entries in the table."""
-        asm, y, parts = self.asm, self.lowered.y, self.results.parts
-        assert parts is not None
+        asm, y = self.asm, self.lowered.y
         asm.emit("mov", dword(rax), Memory(_ROW))
         asm.emit("lea", Y, Memory(rsi, 0, rax))
-        asm.emit("lea", _LOOKED_UP, Literal(asm.literal(self._with_gaps(y.masks()))))
-        vectors, zero = ceil_div(y.used, HALF), self.lowered.epilogue.zero > 0
-        key = "row through a table", parts.code, vectors, zero
+        asm.emit("lea", _GAPS, Literal(asm.literal(y.masks())))
+        vectors = ceil_div(y.used, HALF)
+        key = "row through a table", self.results.code, vectors
         call_routine(asm, key, lambda asm: repeat(asm, vectors, rax, self._look_up_vector))
 
     def _look_up_vector(self) -> None:
         asm, made = self.asm, SUMS[0]
         asm.emit("vmovdqu", made, Memory(Y))
         self.results.look_up(SUMS)
-        self._fill_gaps(made, Memory(_LOOKED_UP))
+        self.results.fill_looked_up(made, Memory(_GAPS))
         asm.emit("vmovdqu", Memory(Y), made)
-        asm.emit("add", _LOOKED_UP, LINE)
-        asm.emit("add", Y, HALF)
-
-    def _fill_gaps(self, made: Register, masks: Memory) -> None:
-        """Set bytes in gaps to the zero point."""
-        self.asm.emit("vpand", made, made, masks)
-        if self.lowered.epilogue.zero:
-            behind = masks._replace(displacement=masks.displacement + HALF)
-            self.asm.emit("vpor", made, made, behind)
+        for register in (_GAPS, Y):
+            asm.emit("add", register, HALF)
 
     def _store(self, chunk: int) -> None:
         made = SUMS[0]
         self.order(made)
         if not (self.turns.whole and self.has_table):
-            self._fill_gaps(made, Memory(_MASKS, 2 * chunk))
+            self.asm.emit("vpand", made, made, Memory(_MASKS, 2 * chunk))
+            if self.lowered.epilogue.zero:
+                self.asm.emit("vpor", made, made, Memory(_MASKS, 2 * chunk + HALF))
         self.store(made, chunk)
 
     def _pair(self, number: int, place: int) -> Memory:
         return Memory(_ROW, _PAIRS_AT + self.pair_bytes * number + place)
 
-    def _with_gaps(self, masks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return masks, each vector followed by the bytes that its others become."""
-        inside = masks.reshape(-1, HALF)
+    def _gaps(self) -> npt.NDArray[np.uint8]:
+        """Return the masks, each vector followed by the bytes that its others become."""
+        inside = self.masks().reshape(-1, HALF)
         outside = np.where(inside, 0, self.lowered.epilogue.zero).astype(np.uint8)
         return np.stack([inside, outside], axis=1)
 

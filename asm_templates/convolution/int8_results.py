@@ -275,16 +275,18 @@ class NarrowByteResults:
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
-        self.parts = None if epilogue.table is None else TableParts.of(epilogue.table[0])
+        table, zero_point = epilogue.table, epilogue.zero
+        self.parts = None if table is None else TableParts.of(table[0], zero_point)
 
     @property
     def code(self) -> Hashable:
         """The properties that the code depends on."""
-        return self.epilogue.code, None if self.parts is None else self.parts.code
+        parts, zero_point = self.parts, self.epilogue.zero
+        return self.epilogue.code, None if parts is None else (parts.is_zero, zero_point > 0)
 
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return the bytes that the code reads: constants, and the table behind them."""
-        table = b"" if self.parts is None else self.parts.data
+        table = b"" if self.parts is None else self.parts.entries
         return _before(table, self.epilogue.words(self._COPIES))
 
     @classmethod
@@ -342,11 +344,15 @@ class NarrowByteResults:
     ) -> None:
         """Append code that stores the packed bytes of `sums`; the operands are as in `finish`."""
         asm, low = self.asm, sums[0]
-        self.look_up(sums)
+        if self.parts is not None:
+            self.look_up(sums)
         if order is not None:
             asm.emit("vmovdqu", sums[1], order)
             asm.emit("vpermd", low, sums[1], low)
-        self.fill(low, mask, sums[1:])
+        if self.parts is not None:
+            self.fill_looked_up(low, mask)
+        else:
+            self._fill(low, mask, sums[1:])
         asm.emit("vmovdqu", y, low)
 
     def pack(
@@ -379,15 +385,25 @@ class NarrowByteResults:
             asm.emit("vpminub", low, low, self._constant(_MOST))
 
     def look_up(self, sums: Sequence[Register]) -> None:
-        """Replace the bytes in the first of `sums` by their entries in the table, if there is one.
+        """Replace the bytes in the first of `sums` by their entries XOR the zero point.
 
         The other sums are clobbered.
         """
-        if self.parts is not None:
-            data = Memory(_TABLE_BASE, _table_place(self._COPIES))
-            look_up(self.asm, self.parts, data, sums[0], (*self.SPARE, *sums[1:]))
+        assert self.parts is not None
+        data = Memory(_TABLE_BASE, _table_place(self._COPIES))
+        look_up(self.asm, self.parts, data, sums[0], (*self.SPARE, *sums[1:]))
 
-    def fill(self, values: Register, mask: Memory, free: Sequence[Register]) -> None:
+    def xor_zero_point(self, values: Register) -> None:
+        """values ^= the zero point of y, as `look_up` leaves bytes."""
+        if self.epilogue.zero:
+            self.asm.emit("vpxor", values, values, self._constant(_GAP))
+
+    def fill_looked_up(self, values: Register, mask: Memory) -> None:
+        """values = bytes, from bytes XOR the zero point; or the zero point where `mask` is 0."""
+        self.asm.emit("vpand", values, values, mask)
+        self.xor_zero_point(values)
+
+    def _fill(self, values: Register, mask: Memory, free: Sequence[Register]) -> None:
         """values = the zero point where `mask` is 0. Clobbers two registers of `free`."""
         asm, (gap, inside, *_) = self.asm, free
         asm.emit("vmovdqu", inside, mask)

@@ -90,7 +90,8 @@ def pair_rows(
 
     binned = bins_of_rows(weights)
     offsets = places[binned.pairs.places] + before
-    rows = lowered_rows(binned, numbers, offsets, MOST_SHAPES)
+    adds = epilogue.added is not None
+    rows = lowered_rows(binned, numbers, offsets, MOST_SHAPES, adds)
     return LoweredPairs(rows, epilogue, x, y, -before, is_first)
 
 

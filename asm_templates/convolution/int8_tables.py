@@ -10,7 +10,8 @@ The low four bits of a byte choose from a part, which is `vpshufb`; the others c
     e0   = a | b                                    e1 .. e7 alike
     y    = e0 .. e7 by bits 4, 5 and 6 of t         seven blends
 
-The table is stored XOR the byte that fills most parts: those are zeros, and need no code.
+The table is stored XOR the zero point of its results, and so are the bytes that are found: a part
+that has the zero point alone is zeros, and needs no code, nor do gaps between rows.
 """
 
 from collections.abc import Sequence
@@ -31,40 +32,29 @@ _HALF = _PARTS // 2
 class TableParts:
     """A table of 256 bytes in parts.
 
-    entries: the table XOR `common`.
-    common: the byte that fills most parts; 0 if every part has several values.
+    entries: the table XOR the zero point of its results.
     is_zero: of each part, whether all its entries are 0.
     """
 
     entries: bytes
-    common: int
     is_zero: tuple[bool, ...]
 
     @classmethod
-    def of(cls, table: npt.NDArray[np.uint8]) -> "TableParts":
+    def of(cls, table: npt.NDArray[np.uint8], zero_point: int) -> "TableParts":
         """Return a table as the code reads it."""
-        parts = table.reshape(_PARTS, _PART)
-        filled = parts[(parts == parts[:, :1]).all(axis=1), 0]
-        common = int(np.bincount(filled).argmax()) if len(filled) else 0
-        entries = parts ^ np.uint8(common)
-        is_zero = tuple((entries == 0).all(axis=1).tolist())
-        return cls(entries.tobytes(), common, is_zero)
+        parts = table.reshape(_PARTS, _PART) ^ np.uint8(zero_point)
+        return cls(parts.tobytes(), tuple((parts == 0).all(axis=1).tolist()))
 
     @property
-    def code(self) -> tuple[bool, ...]:
-        """The properties that the code depends on."""
-        return (*self.is_zero, self.common > 0)
-
-    @property
-    def data(self) -> bytes:
-        """The bytes that the code reads: the entries, and `common` in all bytes of a vector."""
-        return self.entries + bytes([self.common] * _VECTOR)
+    def looked_up(self) -> float:
+        """The share of parts that have code."""
+        return 1 - sum(self.is_zero) / _PARTS
 
 
 def look_up(
     asm: Assembler, parts: TableParts, data: Memory, values: Register, free: Sequence[Register]
 ) -> None:
-    """Append code that replaces each byte of `values` by its entry in a table at `data`.
+    """Append code that replaces each byte of `values` by its entry, with `parts.entries` at `data`.
 
     Clobbers nine registers, `free`.
     """
@@ -102,8 +92,4 @@ def look_up(
         asm.emit("vpblendvb", into, into, upper, bits[level - 1])
         return into
 
-    found = chosen(0, len(bits), others)
-    if parts.common:
-        asm.emit("vpxor", values, found, at(len(parts.entries)))
-    else:
-        asm.emit("vmovdqa", values, found)
+    asm.emit("vmovdqa", values, chosen(0, len(bits), others))
