@@ -34,6 +34,7 @@ from sparsejit.asm_templates.convolution.int8_conversions import fill_gaps
 from sparsejit.asm_templates.convolution.int8_convolution import ROW
 from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue, NarrowByteResults
+from sparsejit.asm_templates.convolution.int8_tables import BYTES
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div
@@ -65,10 +66,11 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.routines import call_routine, pop, push, slots
 
 _Integers = npt.NDArray[np.integer]
-# Pairs in each bin; the first two bins make sums together, then the next two.
+# Pairs in each bin; the first two bins make sums together, then the next two. None: no weights.
 Shape = tuple[int, ...]
 
 HALF = LINE // 2  # positions of a turn
+ONE_INPUT: Shape = (0,)  # a row whose result is a function of a byte of x, as a table of its own
 _WORTH_A_SHAPE = 0.97  # of the instructions that there are without it
 
 
@@ -136,7 +138,7 @@ def first_bins(row: _Integers, size: _Integers, rows: int, most: int) -> _Intege
 
 def sums_operations(shape: Shape) -> float:
     """Return the vector instructions that make sums of 32 positions with a shape."""
-    if not shape:
+    if not sum(shape):
         return 0.0
     return 4.0 * sum(shape) - 2.0 * len(shape) + 12.0 * ceil_div(len(shape), 2) - 4.0
 
@@ -182,6 +184,31 @@ def record_type(pairs: int, offsets: int) -> np.dtype[np.void]:
     return np.dtype([("row", ROW), ("x", "<i4"), ("pair", pair, (pairs,))])
 
 
+# A row of `ONE_INPUT`. `x`: the offset of its input; `entries`: bytes of y, XOR the zero point, for
+# each byte of x.
+_ENTRIES_AT = 32
+_TABLE_ROW = np.dtype(
+    {
+        "names": ["row", "x", "entries"],
+        "formats": [ROW, "<i4", ("u1", (BYTES,))],
+        "offsets": [0, ROW.itemsize, _ENTRIES_AT],
+    }
+)
+
+
+def rows_of_inputs(
+    places: _Integers, y: _Integers, tables: npt.NDArray[np.uint8], zero_point: int
+) -> ShapedRows:
+    """Return rows of one input each as the code reads them.
+
+    places and y: offsets of their inputs and results. tables: (rows, 256).
+    """
+    records = np.zeros(len(places), _TABLE_ROW)
+    records["row"]["offset"], records["x"] = y, places
+    records["entries"] = tables ^ np.uint8(zero_point)
+    return ShapedRows(ONE_INPUT, records)
+
+
 class RowNumbers(NamedTuple):
     """Numbers of each row: offsets of x and of the result; and a scale and two biases, (rows, 3).
     """
@@ -192,14 +219,23 @@ class RowNumbers(NamedTuple):
 
 
 def lowered_rows(
-    binned: Binned, numbers: RowNumbers, offsets: _Integers, most: int, adds: bool = False
+    binned: Binned,
+    numbers: RowNumbers,
+    offsets: _Integers,
+    most: int,
+    adds: bool = False,
+    others: _Integers | None = None,
 ) -> list[ShapedRows]:
     """Return rows as the code reads them, in at most `most` shapes.
 
     offsets: those that the code reads for each pair, (pairs, offsets). adds: as for
-    `choose_shapes`.
+    `choose_shapes`. others: rows to leave out.
     """
-    (shapes, kinds), found = choose_shapes(binned.sizes, most, adds), []
+    kinds, found = np.full(len(binned.sizes), -1), list[ShapedRows]()
+    kept = np.arange(len(kinds)) if others is None else np.delete(np.arange(len(kinds)), others)
+    if not len(kept):
+        return found
+    shapes, kinds[kept] = choose_shapes(binned.sizes[kept], most, adds)
     pairs, bins = binned.pairs, binned.bins
     order = np.lexsort((bins, pairs.row))
     key = (pairs.row * binned.sizes.shape[1] + bins)[order]
@@ -404,6 +440,9 @@ class PairCode(ABC):
         asm, lowered = self.asm, self.lowered
         asm.emit("mov", dword(rax), Memory(_ROW))
         asm.emit("lea", Y, Memory(rsi, 0, rax))
+        if shape == ONE_INPUT:
+            self._look_up_input()
+            return
         if not shape:
             self._fill_row()
             return
@@ -419,11 +458,35 @@ class PairCode(ABC):
                 pair, which = divmod(number, self.offsets)
                 asm.emit("mov", dword(_OFFSETS[number]), self._pair(pair, 4 * which))
         self._turns(shape)
-        if self.turns.whole and self.turns.number % 2:
-            self.results.load_gap(LOADED[0], rcx)
-            asm.emit("vmovdqu", Memory(Y, HALF), LOADED[0])
+        if self.turns.whole:
+            self._fill_line()
         if self.has_table:
             self._look_up_row()
+
+    def _fill_line(self) -> None:
+        """Fill the line behind the last of whole turns, where Y is."""
+        if self.turns.number % 2:
+            self.results.load_gap(LOADED[0], rcx)
+            self.asm.emit("vmovdqu", Memory(Y, HALF), LOADED[0])
+
+    def _look_up_input(self) -> None:
+        """Compute a row of one input: look its bytes up in the table of the row."""
+        asm, made = self.asm, SUMS[0]
+        asm.emit("mov", dword(rax), Memory(_ROW, _X_AT))
+        asm.emit("lea", X, Memory(rdi, self.lowered.first, rax))
+        asm.emit("lea", _GAPS, Literal(asm.literal(self.lowered.y.masks())))
+
+        def vector() -> None:
+            asm.emit("vmovdqu", made, Memory(X))
+            self.results.look_up(SUMS, Memory(_ROW, _ENTRIES_AT))
+            self.results.fill_looked_up(made, Memory(_GAPS))
+            asm.emit("vmovdqu", Memory(Y), made)
+            for register in (_GAPS, X, Y):
+                asm.emit("add", register, HALF)
+
+        repeat(asm, self.turns.number, rax, vector)
+        asm.emit("sub", Y, HALF)
+        self._fill_line()
 
     def _fill_row(self) -> None:
         """Fill a row without weights: its positions have the same result."""

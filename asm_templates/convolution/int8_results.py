@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.int8_tables import TableParts, look_up
+from sparsejit.asm_templates.convolution.int8_tables import ANY_PARTS, TableParts, look_up
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
@@ -88,6 +88,25 @@ class ByteEpilogue:
             self.most < 255,
         )
 
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether y depends on sums alone, by one rounding and a table: see `bytes_of`."""
+        return self.table is not None and self.added is None and not self.late
+
+    def bytes_of(
+        self, sums: npt.NDArray[np.integer], ends: npt.NDArray[np.floating]
+    ) -> npt.NDArray[np.uint8]:
+        """Return the bytes of y, as the code computes them; `is_of_sums`.
+
+        sums: (rows, any), at most 24 bits. ends: the scale and the bias of each row, (rows, 2).
+        """
+        assert self.is_of_sums and self.table is not None
+        scale, bias = (column.astype(np.float32)[:, None] for column in ends.T)
+        scaled = fused(sums.astype(np.float32), scale, bias)
+        rounded = np.rint(np.minimum(scaled, np.float32(_TOO_LARGE)))
+        packed = (rounded + np.float32(self.packed_zero)).clip(self.least, self.most)
+        return self.table[0][packed.astype(np.uint8)]
+
     def words(self, copies: int = 1) -> bytes:
         """Return the constants, each 4 bytes, `copies` times."""
         own_scale, own_zero = self.own or (1.0, 0)
@@ -108,6 +127,24 @@ class ByteEpilogue:
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return the bytes that the code of AVX-512 reads: constants, and the table behind them."""
         return _before(b"" if self.table is None else self.table[0].tobytes(), self.words())
+
+
+_Floats = npt.NDArray[np.float32]
+
+
+def fused(x: _Floats, factor: _Floats, addend: _Floats) -> _Floats:
+    """x * factor + addend, rounded once, as `vfmadd213ps` does.
+
+    The product is exact in float64. The sum is rounded to the odd one of its two neighbours there,
+    so that a tie of float32 is one of the exact sum.
+    """
+    product, addend64 = x.astype(np.float64) * factor.astype(np.float64), addend.astype(np.float64)
+    total = product + addend64
+    part = total - product
+    error = (product - (total - part)) + (addend64 - part)
+    other = np.nextafter(total, np.copysign(np.inf, error))
+    is_even = (total.view(np.int64) & 1) == 0
+    return np.where((error != 0) & is_even, other, total).astype(np.float32)
 
 
 def _before(table: bytes, words: bytes) -> npt.NDArray[np.uint8]:
@@ -384,14 +421,17 @@ class NarrowByteResults:
         if epilogue.most < 255:
             asm.emit("vpminub", low, low, self._constant(_MOST))
 
-    def look_up(self, sums: Sequence[Register]) -> None:
+    def look_up(self, sums: Sequence[Register], own: Memory | None = None) -> None:
         """Replace the bytes in the first of `sums` by their entries XOR the zero point.
 
-        The other sums are clobbered.
+        own: the table of the row, if it has one of its own. The other sums are clobbered.
         """
         assert self.parts is not None
-        data = Memory(_TABLE_BASE, _table_place(self._COPIES))
-        look_up(self.asm, self.parts, data, sums[0], (*self.SPARE, *sums[1:]))
+        free, data = (*self.SPARE, *sums[1:]), Memory(_TABLE_BASE, _table_place(self._COPIES))
+        if own is None:
+            look_up(self.asm, self.parts.is_zero, data, sums[0], free)
+        else:
+            look_up(self.asm, ANY_PARTS, own, sums[0], free)
 
     def xor_zero_point(self, values: Register) -> None:
         """values ^= the zero point of y, as `look_up` leaves bytes."""

@@ -23,9 +23,13 @@ import numpy.typing as npt
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register
 
+BYTES = 256
 _PARTS, _PART, _VECTOR = 16, 16, 32
 _HIGH = 128  # bit 7
 _HALF = _PARTS // 2
+
+
+ANY_PARTS = (False,) * _PARTS  # of any table: none is known to be zero
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,15 @@ class TableParts:
 
 
 def look_up(
-    asm: Assembler, parts: TableParts, data: Memory, values: Register, free: Sequence[Register]
+    asm: Assembler,
+    is_zero: Sequence[bool],
+    data: Memory,
+    values: Register,
+    free: Sequence[Register],
 ) -> None:
-    """Append code that replaces each byte of `values` by its entry, with `parts.entries` at `data`.
+    """Append code that replaces each byte of `values` by its entry in the parts at `data`.
 
-    Clobbers nine registers, `free`.
+    is_zero: as in `TableParts`. Clobbers nine registers, `free`.
     """
     other, bit4, bit5, bit6, *others = free
     high = np.full(_VECTOR, _HIGH, np.uint8)
@@ -71,7 +79,7 @@ def look_up(
     def entries(part: int, registers: Sequence[Register]) -> None:
         """Set the first register to the entries in two parts, each 0 for bytes of the other."""
         both = [(part, values), (part + _HALF, other)]
-        read = [(number, index) for number, index in both if not parts.is_zero[number]]
+        read = [(number, index) for number, index in both if not is_zero[number]]
         for register, (number, index) in zip(registers, read, strict=False):
             asm.emit("vbroadcasti128", register, at(_PART * number))
             asm.emit("vpshufb", register, register, index)

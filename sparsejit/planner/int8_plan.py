@@ -34,6 +34,7 @@ from sparsejit.asm_templates.convolution.int8_depthwise import (
 from sparsejit.asm_templates.convolution.int8_norm import ByteNorm
 from sparsejit.asm_templates.convolution.int8_pair_code import (
     HALF,
+    ONE_INPUT,
     Shape,
     choose_shapes,
     keeps_offsets,
@@ -48,7 +49,11 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     lines,
     windows_of,
 )
-from sparsejit.asm_templates.convolution.int8_row_pairs import MOST_SHAPES, bins_of_rows
+from sparsejit.asm_templates.convolution.int8_row_pairs import (
+    MOST_SHAPES,
+    bins_of_rows,
+    rows_of_one_input,
+)
 from sparsejit.asm_templates.convolution.int8_tap_pairs import turns_of
 from sparsejit.asm_templates.convolution.int8_tiles import (
     ROWS_OF_TILE,
@@ -272,9 +277,14 @@ def _pairs(work: QuadWork) -> QuadPrice:
     if work.matrix.row_counts.max(initial=0) > _MOST_BY_ROW:
         return QuadPrice(Cost(0, 0, 0, inf, "execution"))
     y, samples = work.y, work.y.samples
-    binned = bins_of_rows(quantised_nonzeros(work.matrix)[0])
-    shapes, kinds = choose_shapes(binned.sizes, MOST_SHAPES, work.adds)
-    counted = tuple(zip(shapes, np.bincount(kinds).tolist(), strict=True))
+    integers = quantised_nonzeros(work.matrix)[0]
+    sizes, counted = bins_of_rows(integers).sizes, list[tuple[Shape, int]]()
+    if work.looked_up and not work.adds:
+        alone = rows_of_one_input(integers)
+        sizes, counted = np.delete(sizes, alone, axis=0), [(ONE_INPUT, len(alone))]
+    if len(sizes):
+        shapes, kinds = choose_shapes(sizes, MOST_SHAPES, work.adds)
+        counted += zip(shapes, np.bincount(kinds).tolist(), strict=True)
     moved = work.windows.planes.bytes + (1 + work.adds) * y.bytes
     work_of = RowsWork(counted, turns_of_positions(y).parts, samples, moved, work.looked_up)
     return QuadPrice(_rows_cost(work_of, work.target, 2, work.adds))
@@ -299,14 +309,15 @@ def _rows_cost(work: RowsWork, target: Target, inputs: int = 1, adds: bool = Fal
     inputs: offsets of a pair, whose bytes are interleaved if there are two.
     """
     cycles, pairs, core = 0.0, 0, target.core
-    table = core.quads[target.isa].table * HALF / LINE * work.looked_up
+    table = core.quads[target.isa].table * HALF / LINE
     for shape, count in work.shapes:
         reloading = 0.0 if keeps_offsets(inputs * sum(shape)) else 1.5 * inputs
         each = sums_operations(shape) + (2.5 + inputs / 2 + reloading) * sum(shape)
         each += _TURN_OPERATIONS + (_ADDING_OPERATIONS if adds else 0.0)
-        turn = each * _CYCLES_AN_OPERATION + table
-        if not shape:
-            turn = _FILLING_OPERATIONS * _CYCLES_AN_OPERATION
+        turn = each * _CYCLES_AN_OPERATION + table * work.looked_up
+        if not sum(shape):
+            filling = _FILLING_OPERATIONS * _CYCLES_AN_OPERATION
+            turn = filling + (table if shape == ONE_INPUT else 0.0)
         cycles += count * (work.turns * turn + _ROW_CYCLES)
         pairs += count * sum(shape)
     ns = work.samples * cycles / core.rates.cycles_per_ns
