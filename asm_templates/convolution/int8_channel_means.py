@@ -166,7 +166,7 @@ def _scaled_results(
 
     if asm.target.isa == "avx2":
         narrow = NarrowByteResults(asm, epilogue)
-        place = asm.literal(epilogue.constants(narrow.COPIES))
+        place = asm.literal(narrow.constants())
         asm.emit("lea", rcx, Literal(place))
         asm.emit("mov", _CONSTANTS, rcx)
         narrow.load_gap(_NARROW_GAP, rcx)

@@ -542,7 +542,7 @@ def emit_code(asm: Assembler, lowered: LoweredQuads, code: "QuadCode") -> None:
         r9: np.concatenate([stream.quads, behind]) if is_narrow else stream.quads,
         r10: stream.rows,
         r11: lowered.y.masks(),
-        rcx: lowered.epilogue.constants(NarrowByteResults.COPIES if is_narrow else 1),
+        rcx: code.constants(),
     }
     for register, array in arrays.items():
         asm.emit("lea", register, Literal(asm.literal(array)))
@@ -574,6 +574,10 @@ class QuadCode:
     @cached_property
     def results(self) -> ByteResults:
         return ByteResults(self.asm, self.epilogue)
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        """Return the constants of the ends of rows."""
+        return self.epilogue.constants()
 
     @property
     def sums(self) -> list[list[Register]]:
@@ -759,11 +763,15 @@ class _NarrowQuadCode(QuadCode):
         super().__init__(asm, lowered)
         self.halves = halves
         self.asks_ahead = lowered.met_bytes > asm.target.l1d_bytes and not self.form.fours
-        self.key = self.key, self.asks_ahead
+        self.narrow_results = NarrowByteResults(asm, self.epilogue)
+        self.key = self.key, self.asks_ahead, self.narrow_results.code
         # Positions of the last vector may end in its first half.
         ends_early = halves == 2 and 0 < self.y.used % LINE <= self._HALF
         self.last = _NarrowQuadCode(asm, lowered, 1) if ends_early else None
         self.whole_vectors = self.y.vectors - ends_early
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        return self.narrow_results.constants()
 
     @property
     def sums(self) -> list[list[Register]]:
@@ -774,21 +782,22 @@ class _NarrowQuadCode(QuadCode):
         asm = self.asm
         asm.emit("vpbroadcastd", self._ONES, Literal(asm.literal(np.ones(2, np.int16))))
         gap = self._PARTS[0]
-        NarrowByteResults(asm, self.epilogue).load_gap(gap, rcx)
+        self.narrow_results.load_gap(gap, rcx)
         return gap
 
     def _load_mask(self) -> None:
         """Nothing: `NarrowByteResults.finish` reads masks from memory."""
 
     def _finish(self) -> None:
-        asm, results = self.asm, NarrowByteResults(self.asm, self.epilogue)
+        asm, results = self.asm, self.narrow_results
         order = narrow_order(asm) if self.form.fours else None
         asm.emit("mov", dword(rax), Memory(AT.rows))
-        for half, sums in enumerate(self.sums):
-            place = half * self._HALF
-            y, added = (Memory(base, place, rax) for base in (AT.y, AT.added))
-            mask = Memory(AT.masks, place)
-            results.finish(sums, AT.rows, y, added, FRAME.constants, mask, order)
+        places = [half * self._HALF for half in range(self.halves)]
+        for place, sums in zip(places, self.sums, strict=True):
+            added = Memory(AT.added, place, rax)
+            results.pack_row(sums, AT.rows, added, FRAME.constants, order is not None)
+        for place, sums in zip(places, self.sums, strict=True):
+            results.store(sums, Memory(AT.y, place, rax), Memory(AT.masks, place), order)
         if self.halves == 1:
             results.load_gap(self._PARTS[0], rcx)
             asm.emit("vmovdqu", Memory(AT.y, self._HALF, rax), self._PARTS[0])

@@ -18,7 +18,8 @@ All pairs of a bin are added in 16 bits; two bins a and b make sums of 32 bits:
 Nothing saturates: the positive weights of a bin sum to at most 128, and so do the negative ones.
 Rows whose bins have equally many pairs share their code. Each row is computed at all positions, 32
 in a turn. The sums of a turn become bytes while the next turn adds its first pairs: a turn takes
-longer than the processor looks ahead.
+longer than the processor looks ahead. A table follows when a row is complete, in a loop of its own:
+its instructions among the ones of a turn wait for each other.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +34,9 @@ from sparsejit.asm_templates.convolution.int8_conversions import fill_gaps
 from sparsejit.asm_templates.convolution.int8_convolution import ROW
 from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue, NarrowByteResults
+from sparsejit.asm_templates.convolution.int8_tables import BYTES
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
+from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.image import Line
@@ -63,10 +66,11 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.routines import call_routine, pop, push, slots
 
 _Integers = npt.NDArray[np.integer]
-# Pairs in each bin; the first two bins make sums together, then the next two.
+# Pairs in each bin; the first two bins make sums together, then the next two. None: no weights.
 Shape = tuple[int, ...]
 
 HALF = LINE // 2  # positions of a turn
+ONE_INPUT: Shape = (0,)  # a row whose result is a function of a byte of x, as a table of its own
 _WORTH_A_SHAPE = 0.97  # of the instructions that there are without it
 
 
@@ -134,24 +138,30 @@ def first_bins(row: _Integers, size: _Integers, rows: int, most: int) -> _Intege
 
 def sums_operations(shape: Shape) -> float:
     """Return the vector instructions that make sums of 32 positions with a shape."""
+    if not sum(shape):
+        return 0.0
     return 4.0 * sum(shape) - 2.0 * len(shape) + 12.0 * ceil_div(len(shape), 2) - 4.0
 
 
-def choose_shapes(sizes: _Integers, most: int) -> tuple[list[Shape], _Integers]:
+def choose_shapes(
+    sizes: _Integers, most: int, adds: bool = False
+) -> tuple[list[Shape], _Integers]:
     """Return the cheapest `most` shapes, or fewer, and the number of each row's shape.
 
     sizes: the pairs in each bin of each row, (rows, bins). A row fits a shape if its bins have at
-    most as many pairs.
+    most as many pairs. The empty shape is for rows without weights, whose results are all the same
+    unless the code `adds` other bytes.
     """
+    least = (1,) if adds else ()
     candidates = np.unique(np.vstack([sizes, sizes.max(axis=0)[None]]), axis=0)
-    shapes = [tuple(row[row > 0].tolist()) or (1,) for row in candidates]
+    shapes = [tuple(row[row > 0].tolist()) or least for row in candidates]
     fits = np.stack([(sizes <= row).all(axis=1) for row in candidates])
     costs = np.where(fits, np.array([sums_operations(shape) for shape in shapes])[:, None], np.inf)
     taken = [int(np.argmin(costs.sum(axis=1)))]
     while len(taken) < most:
         best = costs[taken].min(axis=0)
         sums = np.minimum(costs, best).sum(axis=1)
-        if sums.min() > _WORTH_A_SHAPE * best.sum():
+        if sums.min() >= _WORTH_A_SHAPE * best.sum():
             break
         taken.append(int(np.argmin(sums)))
     return [shapes[number] for number in taken], np.argmin(costs[taken], axis=0)
@@ -174,6 +184,31 @@ def record_type(pairs: int, offsets: int) -> np.dtype[np.void]:
     return np.dtype([("row", ROW), ("x", "<i4"), ("pair", pair, (pairs,))])
 
 
+# A row of `ONE_INPUT`. `x`: the offset of its input; `entries`: bytes of y, XOR the zero point, for
+# each byte of x.
+_ENTRIES_AT = 32
+_TABLE_ROW = np.dtype(
+    {
+        "names": ["row", "x", "entries"],
+        "formats": [ROW, "<i4", ("u1", (BYTES,))],
+        "offsets": [0, ROW.itemsize, _ENTRIES_AT],
+    }
+)
+
+
+def rows_of_inputs(
+    places: _Integers, y: _Integers, tables: npt.NDArray[np.uint8], zero_point: int
+) -> ShapedRows:
+    """Return rows of one input each as the code reads them.
+
+    places and y: offsets of their inputs and results. tables: (rows, 256).
+    """
+    records = np.zeros(len(places), _TABLE_ROW)
+    records["row"]["offset"], records["x"] = y, places
+    records["entries"] = tables ^ np.uint8(zero_point)
+    return ShapedRows(ONE_INPUT, records)
+
+
 class RowNumbers(NamedTuple):
     """Numbers of each row: offsets of x and of the result; and a scale and two biases, (rows, 3).
     """
@@ -184,13 +219,23 @@ class RowNumbers(NamedTuple):
 
 
 def lowered_rows(
-    binned: Binned, numbers: RowNumbers, offsets: _Integers, most: int
+    binned: Binned,
+    numbers: RowNumbers,
+    offsets: _Integers,
+    most: int,
+    adds: bool = False,
+    others: _Integers | None = None,
 ) -> list[ShapedRows]:
     """Return rows as the code reads them, in at most `most` shapes.
 
-    offsets: those that the code reads for each pair, (pairs, offsets).
+    offsets: those that the code reads for each pair, (pairs, offsets). adds: as for
+    `choose_shapes`. others: rows to leave out.
     """
-    (shapes, kinds), found = choose_shapes(binned.sizes, most), []
+    kinds, found = np.full(len(binned.sizes), -1), list[ShapedRows]()
+    kept = np.arange(len(kinds)) if others is None else np.delete(np.arange(len(kinds)), others)
+    if not len(kept):
+        return found
+    shapes, kinds[kept] = choose_shapes(binned.sizes[kept], most, adds)
     pairs, bins = binned.pairs, binned.bins
     order = np.lexsort((bins, pairs.row))
     key = (pairs.row * binned.sizes.shape[1] + bins)[order]
@@ -205,7 +250,8 @@ def lowered_rows(
         index = np.full(len(binned.sizes), -1)
         index[members] = np.arange(len(members))
         some = np.flatnonzero(index[pairs.row] >= 0)
-        slot = (np.cumsum(shape) - shape)[bins[some]] + within[some]
+        first = np.cumsum((0, *shape))
+        slot = first[bins[some]] + within[some]
         at = index[pairs.row[some]], slot
         records["pair"]["offset"][at] = offsets[some]
         records["pair"]["weight"][at] = np.tile(pairs.weights[some], 2)
@@ -278,7 +324,7 @@ class PairFrame(NamedTuple):
 _FRAME = PairFrame(*slots(rsp, len(PairFrame._fields)))
 _FRAME_BYTES = 8 * len(_FRAME)
 _ROW, _MASKS, X, Y = r8, r9, r10, r11
-_ADDED = rdx
+_ADDED = _GAPS = rdx
 _OFFSETS = (rbx, rbp, r12, r13, r14, r15)
 _ACCUMULATORS = tuple(ymm(number) for number in range(4))
 SUMS = tuple(ymm(number) for number in range(4, 8))
@@ -299,9 +345,8 @@ def emit_pairs(asm: Assembler, lowered: LoweredPairs, code: "PairCode") -> None:
     Layers share the code.
     """
     records = b"".join(each.records.tobytes() for each in lowered.rows)
-    constants = lowered.epilogue.constants(NarrowByteResults.COPIES)
     asm.emit("lea", _ROW, Literal(asm.literal(np.frombuffer(records, np.uint8))))
-    asm.emit("lea", rcx, Literal(asm.literal(constants)))
+    asm.emit("lea", rcx, Literal(asm.literal(code.results.constants())))
     call_routine(asm, code.key, lambda asm: code.emit())
 
 
@@ -318,12 +363,17 @@ class PairCode(ABC):
         sizes = lowered.first, lowered.is_first, x.samples, x.sample, y
         self.key: Hashable = (
             *(type(self), sizes, turns, lowered.shapes),
-            *(epilogue.code, epilogue.zero),
+            *(self.results.code, epilogue.zero),
         )
 
     @property
     def adds(self) -> bool:
         return self.lowered.epilogue.added is not None
+
+    @property
+    def has_table(self) -> bool:
+        """Whether a function of a byte follows, which is computed when a row is complete."""
+        return self.results.parts is not None
 
     @abstractmethod
     def load(self, pair: int, place: int, count: int) -> None:
@@ -390,6 +440,12 @@ class PairCode(ABC):
         asm, lowered = self.asm, self.lowered
         asm.emit("mov", dword(rax), Memory(_ROW))
         asm.emit("lea", Y, Memory(rsi, 0, rax))
+        if shape == ONE_INPUT:
+            self._look_up_input()
+            return
+        if not shape:
+            self._fill_row()
+            return
         if self.adds:
             asm.emit("mov", _ADDED, _FRAME.added)
             asm.emit("add", _ADDED, rax)
@@ -402,9 +458,57 @@ class PairCode(ABC):
                 pair, which = divmod(number, self.offsets)
                 asm.emit("mov", dword(_OFFSETS[number]), self._pair(pair, 4 * which))
         self._turns(shape)
-        if self.turns.whole and self.turns.number % 2:
+        if self.turns.whole:
+            self._fill_line()
+        if self.has_table:
+            self._look_up_row()
+
+    def _fill_line(self) -> None:
+        """Fill the line behind the last of whole turns, where Y is."""
+        if self.turns.number % 2:
             self.results.load_gap(LOADED[0], rcx)
-            asm.emit("vmovdqu", Memory(Y, HALF), LOADED[0])
+            self.asm.emit("vmovdqu", Memory(Y, HALF), LOADED[0])
+
+    def _look_up_input(self) -> None:
+        """Compute a row of one input: look its bytes up in the table of the row."""
+        asm, made = self.asm, SUMS[0]
+        asm.emit("mov", dword(rax), Memory(_ROW, _X_AT))
+        asm.emit("lea", X, Memory(rdi, self.lowered.first, rax))
+        asm.emit("lea", _GAPS, Literal(asm.literal(self.lowered.y.masks())))
+
+        def vector() -> None:
+            asm.emit("vmovdqu", made, Memory(X))
+            self.results.look_up(SUMS, Memory(_ROW, _ENTRIES_AT))
+            self.results.fill_looked_up(made, Memory(_GAPS))
+            asm.emit("vmovdqu", Memory(Y), made)
+            for register in (_GAPS, X, Y):
+                asm.emit("add", register, HALF)
+
+        repeat(asm, self.turns.number, rax, vector)
+        asm.emit("sub", Y, HALF)
+        self._fill_line()
+
+    def _fill_row(self) -> None:
+        """Fill a row without weights: its positions have the same result."""
+        asm, results, y, (made, filled, *_) = self.asm, self.results, self.lowered.y, SUMS
+        for total in SUMS:
+            zero(asm, total)
+        results.load_row(Memory(_ROW))
+        results.pack(SUMS, Memory(_ROW), Memory(Y))
+        if self.has_table:
+            results.look_up(SUMS)
+        else:
+            results.xor_zero_point(made)
+        asm.emit("lea", _GAPS, Literal(asm.literal(y.masks())))
+
+        def vector() -> None:
+            asm.emit("vmovdqa", filled, made)
+            results.fill_looked_up(filled, Memory(_GAPS))
+            asm.emit("vmovdqu", Memory(Y), filled)
+            for register in (_GAPS, Y):
+                asm.emit("add", register, HALF)
+
+        repeat(asm, y.vectors * LINE // HALF, rax, vector)
 
     def _turns(self, shape: Shape) -> None:
         """Compute a row. Y and _MASKS stay at the turn whose sums become bytes."""
@@ -457,22 +561,38 @@ class PairCode(ABC):
             if not results.keeps_scale:
                 results.load_row(Memory(_ROW))
             results.pack(SUMS, Memory(_ROW), Memory(_ADDED, chunk))
-            if results.epilogue.table is None:
-                self._store(chunk)
+            self._store(chunk)
         if self.adds:  # the addition takes the registers of `among`
             asm.emit_spread([], packed)
             packed = []
         asm.emit_spread(packed, among)
-        if results.epilogue.table is not None:
-            results.look_up(SUMS)
-            self._store(chunk)
+
+    def _look_up_row(self) -> None:
+        """Replace the bytes of a row, gaps included, by their entries in the table."""
+        asm, y = self.asm, self.lowered.y
+        asm.emit("mov", dword(rax), Memory(_ROW))
+        asm.emit("lea", Y, Memory(rsi, 0, rax))
+        asm.emit("lea", _GAPS, Literal(asm.literal(y.masks())))
+        vectors = ceil_div(y.used, HALF)
+        key = "row through a table", self.results.code, vectors
+        call_routine(asm, key, lambda asm: repeat(asm, vectors, rax, self._look_up_vector))
+
+    def _look_up_vector(self) -> None:
+        asm, made = self.asm, SUMS[0]
+        asm.emit("vmovdqu", made, Memory(Y))
+        self.results.look_up(SUMS)
+        self.results.fill_looked_up(made, Memory(_GAPS))
+        asm.emit("vmovdqu", Memory(Y), made)
+        for register in (_GAPS, Y):
+            asm.emit("add", register, HALF)
 
     def _store(self, chunk: int) -> None:
         made = SUMS[0]
         self.order(made)
-        self.asm.emit("vpand", made, made, Memory(_MASKS, 2 * chunk))
-        if self.lowered.epilogue.zero:
-            self.asm.emit("vpor", made, made, Memory(_MASKS, 2 * chunk + HALF))
+        if not (self.turns.whole and self.has_table):
+            self.asm.emit("vpand", made, made, Memory(_MASKS, 2 * chunk))
+            if self.lowered.epilogue.zero:
+                self.asm.emit("vpor", made, made, Memory(_MASKS, 2 * chunk + HALF))
         self.store(made, chunk)
 
     def _pair(self, number: int, place: int) -> Memory:

@@ -14,12 +14,13 @@ In each group of 16 bytes, four registers of sums hold positions 0 to 3, 4 to 7,
 a permutation puts the packed bytes in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.convolution.int8_tables import ANY_PARTS, TableParts, look_up
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
@@ -87,11 +88,27 @@ class ByteEpilogue:
             self.most < 255,
         )
 
-    def constants(self, copies: int = 1) -> npt.NDArray[np.uint8]:
-        """Return the bytes that the code reads: constants, and the table behind them.
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether y depends on sums alone, by one rounding and a table: see `bytes_of`."""
+        return self.table is not None and self.added is None and not self.late
 
-        Each constant has 4 bytes, `copies` times.
+    def bytes_of(
+        self, sums: npt.NDArray[np.integer], ends: npt.NDArray[np.floating]
+    ) -> npt.NDArray[np.uint8]:
+        """Return the bytes of y, as the code computes them; `is_of_sums`.
+
+        sums: (rows, any), at most 24 bits. ends: the scale and the bias of each row, (rows, 2).
         """
+        assert self.is_of_sums and self.table is not None
+        scale, bias = (column.astype(np.float32)[:, None] for column in ends.T)
+        scaled = fused(sums.astype(np.float32), scale, bias)
+        rounded = np.rint(np.minimum(scaled, np.float32(_TOO_LARGE)))
+        packed = (rounded + np.float32(self.packed_zero)).clip(self.least, self.most)
+        return self.table[0][packed.astype(np.uint8)]
+
+    def words(self, copies: int = 1) -> bytes:
+        """Return the constants, each 4 bytes, `copies` times."""
         own_scale, own_zero = self.own or (1.0, 0)
         scale, added_zero = self.added or (0.0, 0)
         floats = [-own_zero, 255 - own_zero, own_scale, scale, -added_zero * np.float32(scale)]
@@ -103,11 +120,37 @@ class ByteEpilogue:
             bytes([self.most] * 4),
             np.array(floats, np.float32).tobytes(),
         ]
-        words = [copies * word[at : at + 4] for word in words for at in range(0, len(word), 4)]
-        if self.table is not None:
-            behind = _table_place(copies) - 4 * copies * len(_WORDS)
-            words.append(bytes(behind) + self.table[0].tobytes())
-        return np.frombuffer(b"".join(words), np.uint8)
+        return b"".join(
+            copies * word[at : at + 4] for word in words for at in range(0, len(word), 4)
+        )
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes that the code of AVX-512 reads: constants, and the table behind them."""
+        return _before(b"" if self.table is None else self.table[0].tobytes(), self.words())
+
+
+_Floats = npt.NDArray[np.float32]
+
+
+def fused(x: _Floats, factor: _Floats, addend: _Floats) -> _Floats:
+    """x * factor + addend, rounded once, as `vfmadd213ps` does.
+
+    The product is exact in float64. The sum is rounded to the odd one of its two neighbours there,
+    so that a tie of float32 is one of the exact sum.
+    """
+    product, addend64 = x.astype(np.float64) * factor.astype(np.float64), addend.astype(np.float64)
+    total = product + addend64
+    part = total - product
+    error = (product - (total - part)) + (addend64 - part)
+    other = np.nextafter(total, np.copysign(np.inf, error))
+    is_even = (total.view(np.int64) & 1) == 0
+    return np.where((error != 0) & is_even, other, total).astype(np.float32)
+
+
+def _before(table: bytes, words: bytes) -> npt.NDArray[np.uint8]:
+    """Return words and the table behind them, at the next multiple of `_ALIGNMENT`."""
+    behind = bytes(-len(words) % _ALIGNMENT) if table else b""
+    return np.frombuffer(words + behind + table, np.uint8)
 
 
 def _table_place(copies: int) -> int:
@@ -265,14 +308,27 @@ class NarrowByteResults:
     """
 
     SPARE = tuple(ymm(number) for number in range(8, 14))
-    COPIES = 8  # of a constant
+    _COPIES = 8  # of a constant
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
+        table, zero_point = epilogue.table, epilogue.zero
+        self.parts = None if table is None else TableParts.of(table[0], zero_point)
+
+    @property
+    def code(self) -> Hashable:
+        """The properties that the code depends on."""
+        parts, zero_point = self.parts, self.epilogue.zero
+        return self.epilogue.code, None if parts is None else (parts.is_zero, zero_point > 0)
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes that the code reads: constants, and the table behind them."""
+        table = b"" if self.parts is None else self.parts.entries
+        return _before(table, self.epilogue.words(self._COPIES))
 
     @classmethod
     def _constant(cls, name: int) -> Memory:
-        return Memory(_TABLE_BASE, 4 * cls.COPIES * name)
+        return Memory(_TABLE_BASE, 4 * cls._COPIES * name)
 
     def load_gap(self, gap: Register, base: Register) -> None:
         """gap = the zero point in all bytes; `base` points at the constants."""
@@ -280,9 +336,8 @@ class NarrowByteResults:
 
     @property
     def keeps_scale(self) -> bool:
-        """Whether the code leaves the scale and the bias of a row in the first two of `SPARE`."""
-        epilogue = self.epilogue
-        return epilogue.added is None and epilogue.table is None and not epilogue.late
+        """Whether `pack` leaves the scale and the bias of a row in the first two of `SPARE`."""
+        return self.epilogue.added is None and not self.epilogue.late
 
     def load_row(self, row: Memory) -> None:
         """Load the scale and the bias of the row at `row`."""
@@ -305,15 +360,36 @@ class NarrowByteResults:
         consecutive positions. `mask`: 255 for each byte of y that is a position; the others become
         the zero point.
         """
-        asm, low = self.asm, sums[0]
+        self.pack_row(sums, row, added, constants, order is not None)
+        self.store(sums, y, mask, order)
+
+    def pack_row(
+        self,
+        sums: Sequence[Register],
+        row: Register,
+        added: Memory,
+        constants: Memory,
+        consecutive: bool,
+    ) -> None:
+        """Load the row and the address of the constants, and `pack` the sums."""
         self.load_row(Memory(row))
-        asm.emit("mov", _TABLE_BASE, constants)
-        self.pack(sums, Memory(row), added, order is not None)
-        self.look_up(sums)
+        self.asm.emit("mov", _TABLE_BASE, constants)
+        self.pack(sums, Memory(row), added, consecutive)
+
+    def store(
+        self, sums: Sequence[Register], y: Memory, mask: Memory, order: Literal | None
+    ) -> None:
+        """Append code that stores the packed bytes of `sums`; the operands are as in `finish`."""
+        asm, low = self.asm, sums[0]
+        if self.parts is not None:
+            self.look_up(sums)
         if order is not None:
             asm.emit("vmovdqu", sums[1], order)
             asm.emit("vpermd", low, sums[1], low)
-        self.fill(low, mask, sums[1:])
+        if self.parts is not None:
+            self.fill_looked_up(low, mask)
+        else:
+            self._fill(low, mask, sums[1:])
         asm.emit("vmovdqu", y, low)
 
     def pack(
@@ -345,49 +421,34 @@ class NarrowByteResults:
         if epilogue.most < 255:
             asm.emit("vpminub", low, low, self._constant(_MOST))
 
-    def look_up(self, sums: Sequence[Register]) -> None:
-        """Replace the bytes in the first of `sums` by their entries in the table, if there is one.
+    def look_up(self, sums: Sequence[Register], own: Memory | None = None) -> None:
+        """Replace the bytes in the first of `sums` by their entries XOR the zero point.
 
-        The other sums are clobbered.
+        own: the table of the row, if it has one of its own. The other sums are clobbered.
         """
-        if self.epilogue.table is not None:
-            self._look_up(sums[0], (*self.SPARE, *sums[1:]))
+        assert self.parts is not None
+        free, data = (*self.SPARE, *sums[1:]), Memory(_TABLE_BASE, _table_place(self._COPIES))
+        if own is None:
+            look_up(self.asm, self.parts.is_zero, data, sums[0], free)
+        else:
+            look_up(self.asm, ANY_PARTS, own, sums[0], free)
 
-    def fill(self, values: Register, mask: Memory, free: Sequence[Register]) -> None:
+    def xor_zero_point(self, values: Register) -> None:
+        """values ^= the zero point of y, as `look_up` leaves bytes."""
+        if self.epilogue.zero:
+            self.asm.emit("vpxor", values, values, self._constant(_GAP))
+
+    def fill_looked_up(self, values: Register, mask: Memory) -> None:
+        """values = bytes, from bytes XOR the zero point; or the zero point where `mask` is 0."""
+        self.asm.emit("vpand", values, values, mask)
+        self.xor_zero_point(values)
+
+    def _fill(self, values: Register, mask: Memory, free: Sequence[Register]) -> None:
         """values = the zero point where `mask` is 0. Clobbers two registers of `free`."""
         asm, (gap, inside, *_) = self.asm, free
         asm.emit("vmovdqu", inside, mask)
         asm.emit("vmovdqu", gap, self._constant(_GAP))
         asm.emit("vpblendvb", values, gap, values, inside)
-
-    def _look_up(self, values: Register, free: Sequence[Register]) -> None:
-        """Replace each byte by its entry in the table of 256 bytes.
-
-        Its low four bits choose from each of sixteen parts, its high four choose the part, bit by
-        bit. Clobbers `free`.
-        """
-        asm, (low, bit4, bit5, bit6, *others) = self.asm, free
-        asm.emit("vpand", low, values, self._spread(15))
-        for shift, bit in enumerate((bit6, bit5, bit4), 1):
-            asm.emit("vpsllw", bit, values, shift)
-        bits, parts = (bit4, bit5, bit6, values), _table_place(self.COPIES)
-
-        def chosen(first: int, level: int, registers: Sequence[Register]) -> Register:
-            """Return the register of the entries in 2**level parts from `first` on."""
-            into, *rest = registers
-            if not level:
-                asm.emit("vbroadcasti128", into, Memory(_TABLE_BASE, parts + 16 * first))
-                asm.emit("vpshufb", into, into, low)
-                return into
-            chosen(first, level - 1, registers)
-            upper = chosen(first + 2 ** (level - 1), level - 1, rest)
-            asm.emit("vpblendvb", into, into, upper, bits[level - 1])
-            return into
-
-        asm.emit("vmovdqa", values, chosen(0, 4, others))
-
-    def _spread(self, byte: int) -> Literal:
-        return Literal(self.asm.literal(np.full(32, byte, np.uint8)))
 
     def _add_late(self, sums: Sequence[Register], row: Memory) -> None:
         asm, (own, late, *_) = self.asm, self.SPARE

@@ -29,10 +29,12 @@ from sparsejit.asm_templates.convolution.int8_pair_code import (
     first_bins,
     in_even_bins,
     lowered_rows,
+    rows_of_inputs,
     turns_of_positions,
 )
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
+from sparsejit.asm_templates.convolution.int8_tables import BYTES
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
@@ -90,8 +92,21 @@ def pair_rows(
 
     binned = bins_of_rows(weights)
     offsets = places[binned.pairs.places] + before
-    rows = lowered_rows(binned, numbers, offsets, MOST_SHAPES)
+    alone = rows_of_one_input(weights) if epilogue.is_of_sums else np.empty(0, np.int64)
+    more = epilogue.added is not None, alone
+    rows = lowered_rows(binned, numbers, offsets, MOST_SHAPES, *more)
+    if len(alone):
+        weight = weights.starts[alone]
+        sums = weights.values[weight].astype(np.int64)[:, None] * np.arange(BYTES)
+        tables = epilogue.bytes_of(sums, ends[alone, :2])
+        inputs = places[weights.columns[weight]] + before
+        rows.insert(0, rows_of_inputs(inputs, offsets_of_y[alone], tables, epilogue.zero))
     return LoweredPairs(rows, epilogue, x, y, -before, is_first)
+
+
+def rows_of_one_input(weights: CompressedRows) -> _Integers:
+    """Return the rows with a single weight."""
+    return np.flatnonzero(np.diff(weights.starts) == 1)
 
 
 def emit_row_pairs(asm: Assembler, lowered: LoweredPairs) -> None:

@@ -104,6 +104,7 @@ class QuadPrices(NamedTuple):
     making: to bring four channels side by side.
     row: to start and end a row of the matrix.
     added: additional cycles of a row where bytes are added.
+    table: the same where they are looked up in a table; 0 where that is not priced.
     """
 
     quad: tuple[float, float]
@@ -116,6 +117,7 @@ class QuadPrices(NamedTuple):
     tile: float = inf
     spilling: float = inf
     turning: float = inf
+    table: float = 0.0
 
 
 class ForestPrices(NamedTuple):

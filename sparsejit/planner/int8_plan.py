@@ -33,6 +33,8 @@ from sparsejit.asm_templates.convolution.int8_depthwise import (
 )
 from sparsejit.asm_templates.convolution.int8_norm import ByteNorm
 from sparsejit.asm_templates.convolution.int8_pair_code import (
+    HALF,
+    ONE_INPUT,
     Shape,
     choose_shapes,
     keeps_offsets,
@@ -47,7 +49,11 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     lines,
     windows_of,
 )
-from sparsejit.asm_templates.convolution.int8_row_pairs import MOST_SHAPES, bins_of_rows
+from sparsejit.asm_templates.convolution.int8_row_pairs import (
+    MOST_SHAPES,
+    bins_of_rows,
+    rows_of_one_input,
+)
 from sparsejit.asm_templates.convolution.int8_tap_pairs import turns_of
 from sparsejit.asm_templates.convolution.int8_tiles import (
     ROWS_OF_TILE,
@@ -77,6 +83,7 @@ class QuadCounts:
     multiplied: vectors for which products are computed; a part of the last one with tiles.
     shifted: the share of inputs whose vectors cross cache lines.
     met_bytes: bytes of x under the windows of one vector of positions.
+    looked_up: the share of the parts of a table that are looked up; 0 without a table.
     """
 
     form: QuadForm
@@ -88,6 +95,7 @@ class QuadCounts:
     met_bytes: int
     adds: bool
     moved_bytes: int
+    looked_up: float = 0.0
 
 
 def price_direct(counts: DirectCounts, target: Target) -> Cost:
@@ -146,9 +154,10 @@ def price_dense_windows(
     return Cost(int(cycles), 0, weight_bytes + moved_bytes, ns, bound)
 
 
-# Instructions of a turn of rows of pairs, without its sums, and where bytes are added; cycles of
-# each, and of a row. Measured by layers of 3x3 and 5x5 windows, and of 16 to 96 channels.
-_TURN_OPERATIONS, _ADDING_OPERATIONS = 24.0, 60.0
+# Instructions of a turn of rows of pairs, without its sums, and where bytes are added; and where it
+# has no weights; cycles of each, and of a row. Measured by layers of 3x3 and 5x5 windows, and of 16
+# to 96 channels.
+_TURN_OPERATIONS, _ADDING_OPERATIONS, _FILLING_OPERATIONS = 24.0, 60.0, 5.0
 _CYCLES_AN_OPERATION, _ROW_CYCLES = 0.29, 20.0
 _MOST_BY_ROW = 64  # weights
 _AVX_VNNI = "avx_vnni"  # `vpdpbusd` at the level of AVX2
@@ -165,6 +174,7 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
     stream_bytes = form.dtype.itemsize * counts.quads + ROW.itemsize * counts.rows
     quad = _quad_cycles(counts, prices, counts.met_bytes >= target.l1d_bytes)
     row = prices.row + (prices.added if counts.adds else 0.0)
+    row += prices.table * counts.looked_up
     row += (prices.spilling if form.is_tile else 0.0) + (prices.turning if form.is_turned else 0.0)
     computing = counts.multiplied * counts.quads * quad + counts.vectors * counts.rows * row
     level = cache_level(stream_bytes, counts.moved_bytes, target, 0)
@@ -227,13 +237,18 @@ class QuadPrice:
 
 @dataclass(frozen=True)
 class QuadWork:
-    """A product of bytes, four inputs of a row at a time; `adds`: whether y gets an operand."""
+    """A product of bytes, four inputs of a row at a time.
+
+    adds: whether y gets an operand.
+    looked_up: as in `QuadCounts`.
+    """
 
     matrix: SparseMatrix
     windows: ByteWindows
     y: BytePlanes
     adds: bool
     target: Target
+    looked_up: float = 0.0
 
 
 def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
@@ -244,7 +259,8 @@ def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
     across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
     multiplied = y.samples * _multiplied(form, y)
     sizes = y.samples * y.vectors, multiplied, work.matrix.out_features, quads
-    counts = QuadCounts(form, *sizes, across, windows.met_bytes, work.adds, moved)
+    last = windows.met_bytes, work.adds, moved, work.looked_up
+    counts = QuadCounts(form, *sizes, across, *last)
     before = fours_cost(windows.planes, work.target).ns if form.fours else 0.0
     return QuadPrice(price_quads(counts, work.target), before)
 
@@ -261,36 +277,52 @@ def _pairs(work: QuadWork) -> QuadPrice:
     if work.matrix.row_counts.max(initial=0) > _MOST_BY_ROW:
         return QuadPrice(Cost(0, 0, 0, inf, "execution"))
     y, samples = work.y, work.y.samples
-    binned = bins_of_rows(quantised_nonzeros(work.matrix)[0])
-    shapes, kinds = choose_shapes(binned.sizes, MOST_SHAPES)
-    counted = tuple(zip(shapes, np.bincount(kinds).tolist(), strict=True))
+    integers = quantised_nonzeros(work.matrix)[0]
+    sizes, counted = bins_of_rows(integers).sizes, list[tuple[Shape, int]]()
+    if work.looked_up and not work.adds:
+        alone = rows_of_one_input(integers)
+        sizes, counted = np.delete(sizes, alone, axis=0), [(ONE_INPUT, len(alone))]
+    if len(sizes):
+        shapes, kinds = choose_shapes(sizes, MOST_SHAPES, work.adds)
+        counted += zip(shapes, np.bincount(kinds).tolist(), strict=True)
     moved = work.windows.planes.bytes + (1 + work.adds) * y.bytes
-    turns = turns_of_positions(y).parts
-    return QuadPrice(_rows_cost(counted, turns, samples, moved, work.target, 2, work.adds))
+    work_of = RowsWork(counted, turns_of_positions(y).parts, samples, moved, work.looked_up)
+    return QuadPrice(_rows_cost(work_of, work.target, 2, work.adds))
 
 
-def _rows_cost(
-    shapes: Sequence[tuple[Shape, int]],
-    turns: int,
-    samples: int,
-    moved_bytes: int,
-    target: Target,
-    inputs: int = 1,
-    adds: bool = False,
-) -> Cost:
-    """Cost of rows of pairs: shapes with their numbers of rows, each in `turns` of 32 positions.
+class RowsWork(NamedTuple):
+    """Rows of pairs: shapes with their numbers of rows, each in `turns` of 32 positions.
+
+    looked_up: as in `QuadCounts`.
+    """
+
+    shapes: Sequence[tuple[Shape, int]]
+    turns: int
+    samples: int
+    moved_bytes: int
+    looked_up: float
+
+
+def _rows_cost(work: RowsWork, target: Target, inputs: int = 1, adds: bool = False) -> Cost:
+    """Cost of rows of pairs.
 
     inputs: offsets of a pair, whose bytes are interleaved if there are two.
     """
-    cycles, pairs = 0.0, 0
-    for shape, count in shapes:
+    cycles, pairs, core = 0.0, 0, target.core
+    table = core.quads[target.isa].table * HALF / LINE
+    for shape, count in work.shapes:
         reloading = 0.0 if keeps_offsets(inputs * sum(shape)) else 1.5 * inputs
         each = sums_operations(shape) + (2.5 + inputs / 2 + reloading) * sum(shape)
         each += _TURN_OPERATIONS + (_ADDING_OPERATIONS if adds else 0.0)
-        cycles += count * (turns * each * _CYCLES_AN_OPERATION + _ROW_CYCLES)
+        turn = each * _CYCLES_AN_OPERATION + table * work.looked_up
+        if not sum(shape):
+            filling = _FILLING_OPERATIONS * _CYCLES_AN_OPERATION
+            turn = filling + (table if shape == ONE_INPUT else 0.0)
+        cycles += count * (work.turns * turn + _ROW_CYCLES)
         pairs += count * sum(shape)
-    ns = samples * cycles / target.core.rates.cycles_per_ns
-    return Cost(samples * turns * pairs, 0, moved_bytes, ns, "execution")
+    ns = work.samples * cycles / core.rates.cycles_per_ns
+    products = work.samples * work.turns * pairs
+    return Cost(products, 0, work.moved_bytes, ns, "execution")
 
 
 # Forms in which weights are read: quads of one row or of two, over taps or over four channels, or
@@ -338,6 +370,7 @@ class ByteConvolution(NamedTuple):
     axes: rows and columns of its windows.
     adds: whether it adds an operand.
     matrix: returns the weights.
+    looked_up: as in `QuadCounts`.
     """
 
     x_shape: tuple[int, ...]
@@ -347,6 +380,7 @@ class ByteConvolution(NamedTuple):
     adds: bool
     matrix: Callable[[], SparseMatrix]
     planner: LayerPlanner
+    looked_up: float = 0.0
 
 
 def byte_convolution_ns(work: ByteConvolution) -> float:
@@ -358,7 +392,8 @@ def byte_convolution_ns(work: ByteConvolution) -> float:
     result = BytePlanes.plain(work.y_shape, windows.planes.pitch)
     matrix = work.matrix()
     near = work.planner.beside(matrix).target
-    ns = cheapest(QUAD_FORMS, QuadWork(matrix, windows, result, False, near)).price.ns
+    quads = QuadWork(matrix, windows, result, False, near, work.looked_up)
+    ns = cheapest(QUAD_FORMS, quads).price.ns
     if windows.in_place:
         return ns
     return ns + copy_cost(planes.bytes + 2 * windows.planes.bytes, target).ns
@@ -394,7 +429,7 @@ def _byte_depthwise_ns(work: ByteConvolution) -> float:
     if found is None:
         return inf
     copying, windows = found
-    return copying + byte_depthwise_cost(windows, target).ns
+    return copying + byte_depthwise_cost(windows, target, looked_up=work.looked_up).ns
 
 
 class ByteColumns(NamedTuple):
@@ -499,16 +534,21 @@ def attention_cost(heads: ByteHeads, target: Target) -> Cost:
 
 
 def byte_depthwise_cost(
-    windows: ByteChannelWindows, target: Target, shapes: Sequence[tuple[Shape, int]] = ()
+    windows: ByteChannelWindows,
+    target: Target,
+    shapes: Sequence[tuple[Shape, int]] = (),
+    looked_up: float = 0.0,
 ) -> Cost:
     """Cost of a depthwise convolution of bytes: four taps by 16 positions, and ends of 64.
 
     With AVX2: pairs of taps by 32 positions, in bins of `shapes`, each with its number of
-    channels; by default two pairs of each row and two pairs a bin.
+    channels; by default two pairs of each row and two pairs a bin. looked_up: as in `QuadCounts`.
     """
     y = windows.y
     if target.isa == "avx2":
-        return _tap_pairs_cost(windows, target, shapes or ((_usual(windows), y.channels),))
+        counted = shapes or ((_usual(windows), y.channels),)
+        sizes = turns_of(windows).parts, y.samples, windows.x.bytes + y.bytes
+        return _rows_cost(RowsWork(counted, *sizes, looked_up), target)
     runs, quarters = y.vectors, 4 * y.vectors
     if not windows.is_whole:
         runs, quarters = y.rows * lines(y.columns), y.rows * ceil_div(y.columns, 16)
@@ -521,13 +561,6 @@ def byte_depthwise_cost(
 def _usual(windows: ByteChannelWindows) -> Shape:
     rows, columns = windows.taps
     return (2,) * max(1, rows * ceil_div(columns + 1, 4))
-
-
-def _tap_pairs_cost(
-    windows: ByteChannelWindows, target: Target, shapes: Sequence[tuple[Shape, int]]
-) -> Cost:
-    moved = windows.x.bytes + windows.y.bytes
-    return _rows_cost(shapes, turns_of(windows).parts, windows.y.samples, moved, target)
 
 
 def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:

@@ -21,9 +21,9 @@ from sparsejit.asm_templates.convolution.int8_convolution import (
     in_pairs,
     quad_stream,
 )
-from sparsejit.asm_templates.convolution.int8_pair_code import Binned
+from sparsejit.asm_templates.convolution.int8_pair_code import Binned, choose_shapes
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_of
-from sparsejit.asm_templates.convolution.int8_row_pairs import bins_of_rows
+from sparsejit.asm_templates.convolution.int8_row_pairs import MOST_SHAPES, bins_of_rows
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.compressed_rows import CompressedRows
@@ -439,6 +439,28 @@ def test_rows_of_few_weights_are_computed_in_turn() -> None:
     assert found == [True, False]
 
 
+@pytest.mark.plans
+@pytest.mark.parametrize("form", [form for form in FORMS if form.paired], ids=str)
+def test_tables_have_a_price(form: QuadForm) -> None:
+    """By the parts that are looked up; none for rows in turn that have no weights.
+
+    Rows of one input have tables of their own.
+    """
+    planes, axis = BytePlanes.plain((1, 16, 56, 56)), Axis(56, 56, 1, 1, 0, 1)
+    seen, y = windows_of(planes, axis, axis), BytePlanes.plain((1, 96, 56, 56))
+
+    def price(matrix: Array, looked_up: float) -> float:
+        work = QuadWork(SparseMatrix(matrix), seen, y, False, NARROW, looked_up)
+        return plan_quads(work, form).price.ns
+
+    weights = Case(16, 96, (56, 56)).weights.reshape(96, -1)
+    whole, half, none = (price(weights, share) for share in (1.0, 0.5, 0.0))
+    assert whole > half > none
+    assert form.by_row or whole - half == pytest.approx(half - none)
+    nothing = np.zeros_like(weights)
+    assert (price(nothing, 1.0) == price(nothing, 0.0)) == form.by_row
+
+
 RANGES = {"any": (-128, 128), "large": (90, 128), "one sign": (1, 128), "least": (-128, -120)}
 
 
@@ -479,6 +501,20 @@ def test_no_bin_of_a_row_exceeds_16_bits(weights: str) -> None:
     for side in range(2):
         np.add.at(found, (pairs.row, pairs.places[:, side]), pairs.weights[:, side])
     np.testing.assert_array_equal(found, matrix)
+
+
+def test_rows_without_weights_have_a_shape_of_their_own() -> None:
+    """They are filled with one value; but not where other bytes are added."""
+    matrix, integers = integers_of("any")
+    matrix[7:11] = 0
+    kept = np.isin(integers.rows, np.arange(7, 11), invert=True)
+    rows, columns = integers.rows[kept], integers.columns[kept]
+    fewer = SparseMatrix((matrix != 0).astype(np.float32)).nonzeros
+    fewer = fewer.with_values(matrix[rows, columns].astype(np.int8))
+    sizes = bins_of_rows(fewer).sizes
+    shapes, kinds = choose_shapes(sizes, MOST_SHAPES)
+    np.testing.assert_array_equal(kinds == shapes.index(()), ~matrix.any(axis=1))
+    assert () not in choose_shapes(sizes, MOST_SHAPES, adds=True)[0]
 
 
 @pytest.mark.parametrize(

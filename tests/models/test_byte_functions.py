@@ -1,6 +1,7 @@
 """Functions of one byte behind convolutions: tables, and biases behind a first rounding."""
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,18 @@ pytest.importorskip("onnx")
 from native import built_model, run_built
 from onnx.reference import ReferenceEvaluator
 from sketch import Sketch
-from test_byte_convolutions import Case, at_both_levels, is_near, quantised
+from test_byte_convolutions import NAMES, Case, at_both_levels, is_near, preferring, quantised
 from test_byte_layers import CHANNELS, SIZE, Qdq, convolutions, in_bytes
 
 import sparsejit
+from sparsejit.asm_templates.convolution import int8_row_pairs
+from sparsejit.asm_templates.convolution.int8_convolution import QuadForm
+from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue, fused
+from sparsejit.asm_templates.convolution.int8_row_pairs import rows_of_one_input
+from sparsejit.asm_templates.convolution.int8_tables import TableParts, look_up
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import RoundedResult
 from sparsejit.ir.spec import Activation, Quantisation
@@ -24,9 +31,12 @@ from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import quantised_layers
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Literal, Memory, rcx, rdi, rsi, ymm
 
 CASE = Case(33, 41, (11, 12), density=0.2, shift=-7, y_shift=5)
 RESULT = Quantisation(0.027, -19)
@@ -115,6 +125,100 @@ def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Targe
     (said,) = graph.evaluate(inputs)
     right = (wanted - RESULT.zero_point) * RESULT.scale
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
+
+
+BYTES = np.arange(256)
+RANDOM = np.array(TABLE) + 128
+TABLES = {
+    "any": RANDOM,
+    "the same everywhere": np.full(256, 93),
+    "parts of one value": RANDOM[BYTES // 16 * 16],
+    "zero where negative": np.maximum(BYTES - 128, 0),
+    "the same where negative": np.maximum(BYTES, 93),
+    "the same in two pairs of parts": np.where(BYTES // 16 % 8 < 2, 93, RANDOM),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_byte_is_looked_up(kind: str) -> None:
+    """With AVX2; parts that have the zero point alone have no code."""
+    table, zero_point = TABLES[kind].astype(np.uint8), 93
+    parts = TableParts.of(table, zero_point)
+    assert parts.is_zero == tuple((table.reshape(16, 16) == zero_point).all(axis=1))
+    asm = Assembler(Target.named("avx2"))
+    asm.emit("lea", rcx, Literal(asm.literal(np.frombuffer(parts.entries, np.uint8))))
+    for place in range(0, 256, 32):
+        asm.emit("vmovdqu", ymm(0), Memory(rdi, place))
+        look_up(asm, parts.is_zero, Memory(rcx), ymm(0), [ymm(number) for number in range(1, 10)])
+        asm.emit("vmovdqu", Memory(rsi, place), ymm(0))
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    memory, x = ExecutableMemory(asm.finish().data), np.random.default_rng(5).permutation(BYTES)
+    x, y = x.astype(np.uint8), np.zeros(256, np.uint8)
+    memory.function(2)(x.ctypes.data, y.ctypes.data)
+    np.testing.assert_array_equal(y ^ zero_point, table[x])
+
+
+@pytest.mark.parametrize("shift", [-128, 5, 127])
+@pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU6])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_rows_of_one_input_have_tables_of_their_own(
+    activation: Activation, shift: int, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They give the bytes of their products, whatever the input."""
+    case = Case(2, 64, (18, 17), (1, 1), y_shift=shift, activation=activation, samples=samples)
+    graph = with_rounding(case, RoundedResult(RESULT, case.steps[1], table=TABLE))
+    (x,) = case.inputs(case.graph())
+
+    def run() -> Array:
+        with preferring(NAMES[QuadForm(1, paired=True, by_row=True)]):
+            lowered = lower_model(graph, ModelOptions(Target.named("avx2")))
+        return run_built(built_model(lowered), [x[None]]).outputs[0][0]
+
+    counts = (case.integers[0] != 0).sum(axis=(1, 2, 3))
+    assert set(counts) == {0, 1, 2}
+    with_tables, found = run(), list[Array]()
+
+    def none(weights: CompressedRows) -> Array:
+        found.append(rows_of_one_input(weights))
+        return np.empty(0, np.int64)
+
+    monkeypatch.setattr(int8_row_pairs, "rows_of_one_input", none)
+    np.testing.assert_array_equal(with_tables, run())
+    assert found[0].tolist() == np.flatnonzero(counts == 1).tolist()
+
+
+# A sum, its scale and a bias: 2**-60 beside a tie of float32, which float64 cannot tell from it.
+BESIDE_TIES = [
+    (4097, 16773121 * 2.0**-60, 1.0),
+    (4161, 16515135 * 2.0**-60, 1.0 + 2.0**-23),
+    (-4097, 16773121 * 2.0**-60, -1.0),
+    (-4161, 16515135 * 2.0**-60, -1.0 - 2.0**-23),
+]
+
+
+def test_tables_of_one_input_are_rounded_once() -> None:
+    """As the code rounds a product and a sum, exactly."""
+    random = np.random.default_rng(11)
+    drawn = random.integers(-32640, 32641, 2000), random.normal(0, 0.1, 2000)
+    columns = (*drawn, random.choice([1.0, 3.0, 0.1, -7.3], 2000))
+    sums, scale, bias = np.array([*BESIDE_TIES, *zip(*columns, strict=True)], np.float32).T
+    found = fused(sums, scale, bias)
+    numbers = (each.tolist() for each in (sums, scale, bias))
+    for x, factor, addend, one in zip(*numbers, found, strict=True):
+        exact = Fraction(x) * Fraction(factor) + Fraction(addend)
+        away = [abs(exact - Fraction(float(n))) for n in neighbours(one)]
+        assert away[1] <= min(away)
+        assert away[1] not in (away[0], away[2]) or one.view(np.uint32) % 2 == 0
+    table = np.arange(256, dtype=np.uint8)
+    ends = np.stack([scale, bias], axis=1)
+    made = ByteEpilogue(0, table=(table, 40)).bytes_of(sums.astype(int)[:, None], ends)
+    np.testing.assert_array_equal(made[:, 0], (np.rint(found) + 40).clip(0, 255))
+
+
+def neighbours(value: np.float32) -> list[np.float32]:
+    below, above = (np.nextafter(value, np.float32(end)) for end in (-np.inf, np.inf))
+    return [below, value, above]
 
 
 @pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}])

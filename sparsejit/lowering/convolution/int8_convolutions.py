@@ -41,6 +41,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
 )
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
 from sparsejit.asm_templates.convolution.int8_row_pairs import emit_row_pairs, pair_rows
+from sparsejit.asm_templates.convolution.int8_tables import TableParts
 from sparsejit.asm_templates.convolution.int8_tap_pairs import emit_tap_pairs, has_room, pair_taps
 from sparsejit.asm_templates.convolution.int8_tiles import emit_tiles
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
@@ -146,7 +147,8 @@ def _depthwise_step(
         return replace(made, share=f"channels {first} to {end - 1}")
 
     shapes = () if paired is None else paired.shapes
-    cost, weights = byte_depthwise_cost(windows, low.target, shapes), lowered.weights.size
+    cost = byte_depthwise_cost(windows, low.target, shapes, _looked_up(lowered.epilogue))
+    weights = lowered.weights.size
     taps = "four" if paired is None else "two"
     operations = 2 * weights * windows.y.samples * windows.y.rows * windows.y.columns
     facts = Facts(
@@ -208,6 +210,13 @@ def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> By
     return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
 
 
+def _looked_up(epilogue: ByteEpilogue) -> float:
+    """The share of the parts of an epilogue's table that are looked up; 0 without a table."""
+    if epilogue.table is None:
+        return 0.0
+    return TableParts.of(epilogue.table[0], epilogue.zero).looked_up
+
+
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
     """Append the steps of a convolution. Raises CompileError if the target has no code for it."""
     op, (value, _, *others) = node.op, node.inputs
@@ -224,7 +233,9 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     adds = len(others) == 2 and op.rounding.added is not None
     matrix = _plain_filters(low, node)[0]
     target = low.options.planner.beside(matrix).target
-    form: QuadForm = plan_quads(QuadWork(matrix, windows, y, adds, target)).row.emitter
+    looked_up = _looked_up(_epilogue(op.rounding, op.activation, cuts=False))
+    work = QuadWork(matrix, windows, y, adds, target, looked_up)
+    form: QuadForm = plan_quads(work).row.emitter
     reads: tuple[View, ...] = (x,)
     if form.fours:
         fours = ChannelFours(windows.planes, windows.phases)
@@ -330,7 +341,8 @@ class _Product:
         places = windows.places(QUAD // form.offsets)
         before = -min(0, int(places.min()))
         target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
-        work = QuadWork(matrix, windows, self.part, adds, target)
+        looked_up = _looked_up(epilogue)
+        work = QuadWork(matrix, windows, self.part, adds, target, looked_up)
         cost = plan_quads(work, form).price.cost
         if form.by_row:
             between = windows.planes, self.part
@@ -424,7 +436,10 @@ def _work(low: Lowering, node: Node) -> ByteConvolution:
     assert isinstance(op, Convolution)
     adds, planner = len(node.inputs) > 3, low.options.planner
     sizes = x.shape, node.output.shape, node_axes(node), op.groups, adds
-    return ByteConvolution(*sizes, lambda: _plain_filters(low, node)[0], planner)
+    looked_up = 0.0
+    if op.rounding is not None:
+        looked_up = _looked_up(_epilogue(op.rounding, op.activation, cuts=False))
+    return ByteConvolution(*sizes, lambda: _plain_filters(low, node)[0], planner, looked_up)
 
 
 def takes_byte_columns(low: Lowering, node: Node) -> bool:

@@ -186,6 +186,7 @@ GOLDEN_COVE = Core(
             making=28.0,
             row=45.0,
             added=30.0,
+            table=34.0,  # assumed: blends are three steps there
         ),
         "avx_vnni": QuadPrices(
             quad=(10.0, 10.0),
@@ -195,6 +196,7 @@ GOLDEN_COVE = Core(
             making=28.0,
             row=45.0,
             added=30.0,
+            table=34.0,  # assumed: blends are three steps there
         ),
     },
     # 64 KB to 1 MB, read and then written again by the other core in order: 8 to 15 bytes a ns. 6

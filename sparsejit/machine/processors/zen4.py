@@ -147,6 +147,7 @@ ZEN4 = Core(
             making=34.0,
             row=28.0,
             added=26.0,
+            table=24.0,
         ),
         # As AVX2's without `vpmaddwd`, measured by code with wrong sums; the core lacks them.
         "avx_vnni": QuadPrices(
@@ -157,6 +158,7 @@ ZEN4 = Core(
             making=34.0,
             row=28.0,
             added=26.0,
+            table=24.0,
         ),
     },
     # On two virtual cores: 640 to 700 ns and 33 to 41 bytes where they are cores apart, as they

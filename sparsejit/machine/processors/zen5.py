@@ -218,6 +218,7 @@ ZEN5 = Core(
             making=20.0,
             row=30.0,
             added=20.0,
+            table=24.0,  # assumed: as on Zen 4
         ),
         "avx_vnni": QuadPrices(
             quad=(8.5, 8.5),
@@ -227,6 +228,7 @@ ZEN5 = Core(
             making=20.0,
             row=30.0,
             added=20.0,
+            table=24.0,  # assumed: as on Zen 4
         ),
     },
     # `sparsejit bench threads`, docs/notes/threads.md; crossing bytes are assumed, within one L3.
