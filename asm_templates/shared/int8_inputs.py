@@ -73,15 +73,15 @@ def clip_negative(asm: Assembler, spec: MatVec, register: Register) -> None:
         asm.emit("vpmaxsd", register, register, asm.constant(spec.least_integer))
 
 
-def pack_to_bytes(asm: Assembler, parts: Sequence[Register]) -> None:
-    """The first of four vectors of int32 = the integers of all, as signed bytes.
+def pack_to_bytes(asm: Assembler, parts: Sequence[Register], signed: bool = True) -> None:
+    """The first of four vectors of int32 = the integers of all, as bytes.
 
     Clobbers the third.
     """
     first, second, third, fourth = parts
     asm.emit("vpackssdw", first, first, second)
     asm.emit("vpackssdw", third, third, fourth)
-    asm.emit("vpacksswb", first, first, third)
+    asm.emit("vpacksswb" if signed else "vpackuswb", first, first, third)
 
 
 class ByteRounding(NamedTuple):
