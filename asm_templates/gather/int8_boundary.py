@@ -25,6 +25,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.int8_inputs import (
+    PACKED_ORDER,
     begin_largest,
     clip_negative,
     emit_scale_of,
@@ -142,7 +143,6 @@ def store_quantised(
 
 
 _LANES_A_TURN = 32
-_IN_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.int32)  # dwords of four packed vectors
 
 
 def _store_in_turns(
@@ -157,7 +157,7 @@ def _store_in_turns(
     if not count:
         return
     parts, order = scratch[:4], scratch[4]
-    asm.emit("vmovdqu", order, Literal(asm.literal(_IN_ORDER)))
+    asm.emit("vmovdqu", order, Literal(asm.literal(PACKED_ORDER)))
     asm.emit("xor", dword(rax), dword(rax))
     with counted_up(asm, rax, _LANES_A_TURN, count):
         for number, part in enumerate(parts):

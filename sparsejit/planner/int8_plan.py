@@ -194,9 +194,10 @@ def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
     return Cost(lines, 0, moved_bytes, ns, "execution")
 
 
-def price_copy(moved_bytes: int, target: Target) -> Cost:
-    """Cost of reading and writing `moved_bytes` in all, in order."""
-    level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
+def price_copy(moved_bytes: int, target: Target, is_far: bool = False) -> Cost:
+    """Cost of reading and writing `moved_bytes` in all, in order; `is_far`: from beyond L2."""
+    others = target.l2_bytes if is_far else 0
+    level = cache_level(moved_bytes, others, target, 0 if is_far else target.l1d_bytes)
     ns = moved_bytes / target.core.rates.data[level] / target.core.rates.cycles_per_ns
     return Cost(0, 0, moved_bytes, ns, f"data from {level}")
 
@@ -454,9 +455,12 @@ def fours_cost(planes: BytePlanes, target: Target) -> Cost:
     return price_fours(lines, 2 * planes.bytes, target)
 
 
-def copy_cost(moved_bytes: int, target: Target) -> Cost:
-    """Cost of converting images to bytes or floats, or of separating even and odd positions."""
-    return price_copy(moved_bytes, target)
+def copy_cost(moved_bytes: int, target: Target, is_far: bool = False) -> Cost:
+    """Cost of converting images to bytes or floats, or of separating even and odd positions.
+
+    is_far: whether they come from beyond L2, as what a model is called with.
+    """
+    return price_copy(moved_bytes, target, is_far)
 
 
 class _VectorPrices(NamedTuple):

@@ -12,6 +12,11 @@ from test_divided_steps import divided
 
 from sparsejit.asm_templates.convolution import int8_convolution
 from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.int8_conversions import (
+    ByteQuantisation,
+    FloatRows,
+    emit_to_bytes,
+)
 from sparsejit.asm_templates.convolution.int8_convolution import (
     LARGEST_PAIR,
     QUAD,
@@ -22,7 +27,7 @@ from sparsejit.asm_templates.convolution.int8_convolution import (
     quad_stream,
 )
 from sparsejit.asm_templates.convolution.int8_pair_code import Binned
-from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_of
+from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, windows_of
 from sparsejit.asm_templates.convolution.int8_row_pairs import bins_of_rows
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
@@ -36,8 +41,10 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.model_code import build_model
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.planner.cheapest_row import preferring
 from sparsejit.planner.int8_plan import QUAD_FORMS, QuadWork, plan_quads
+from sparsejit.x86.assembler import Assembler
 
 LEVEL = Target.named("avx512")
 TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
@@ -307,6 +314,31 @@ def test_a_processor_with_these_words_uses_them() -> None:
 @pytest.mark.parametrize("density", [0.0, 0.02, 0.1, 0.5, 1.0])
 def test_rows_of_any_length(inputs: int, density: float, target: Target) -> None:
     check(Case(inputs, 37, (9, 8), density=density), target)
+
+
+@at_both_levels
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 31, 32, 33, 45, 64, 100])
+def test_any_floats_become_bytes(columns: int, target: Target) -> None:
+    """NaN and what is too large become 255, what is too small 0; halves go to even."""
+    planes, steps = BytePlanes.plain((2, 3, 5, columns)), ByteQuantisation(0.25, 77)
+    asm = Assembler(target)
+    rows = FloatRows(*(4 * columns * each for each in (15, 5, 1)))
+    emit_to_bytes(asm, rows, planes, steps)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    extremes = [np.nan, np.inf, -np.inf, 3e38, -3e38, 2.0**33, -(2.0**33), 1e-40, -0.0]
+    numbers = np.concatenate([np.arange(-40, 70, 0.125), np.tile(extremes, 20)])
+    x = np.random.default_rng(columns).choice(numbers, (2, 3, 5, columns)).astype(np.float32)
+    room = np.full(planes.bytes + 2 * LINE, 1, np.uint8)
+    start = planes.before + -room.ctypes.data % LINE
+    memory = ExecutableMemory(asm.finish().data)
+    memory.function(2)(x.ctypes.data, room.ctypes.data + start)
+
+    with np.errstate(over="ignore"):
+        rounded = np.rint(np.fmin(x / np.float32(0.25), np.float32(1024)))
+    shape = 2, 3, 5, columns
+    found = np.lib.stride_tricks.as_strided(room[start:], shape, planes.strides)
+    np.testing.assert_array_equal(found, (rounded + 77).clip(0, 255))
 
 
 @at_both_levels

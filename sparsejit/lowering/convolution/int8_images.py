@@ -88,7 +88,8 @@ def bytes_of(low: Lowering, value: Value, steps: Quantisation) -> ByteImage:
         emit_to_bytes(asm, rows, planes, in_bytes(steps))
 
     moved = value.type.bytes + 2 * planes.bytes
-    low.add(copy_step(low, "to-bytes", value.origin, (x, image.view), moved, emit))
+    is_far = value in low.graph.inputs
+    low.add(copy_step(low, "to-bytes", value.origin, (x, image.view), moved, emit, is_far))
     low.byte_images[value, steps] = image
     return image
 
@@ -124,10 +125,14 @@ def copy_step(
     between: tuple[View, View],
     moved_bytes: int,
     emit: Callable[[Assembler, Locations], None],
+    is_far: bool = False,
 ) -> Step:
-    """A step that reads one view and writes another, element by element."""
+    """A step that reads one view and writes another, element by element.
+
+    is_far: whether the view that it reads comes from beyond L2.
+    """
     x, y = between
-    cost = copy_cost(moved_bytes, low.target)
+    cost = copy_cost(moved_bytes, low.target, is_far)
     facts = Facts(kernel, predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved_bytes)
     return Step(kernel_name(kernel, low.target), origin, (x,), (y,), emit, facts)
 
