@@ -15,6 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.panels import shared_window_loads
 from sparsejit.asm_templates.convolution.geometry import Axis
@@ -25,6 +26,7 @@ from sparsejit.asm_templates.convolution.int8_convolution import (
     ROWS_IN_LANES,
     QuadForm,
     expected_quads,
+    quads_of_rows,
 )
 from sparsejit.asm_templates.convolution.int8_depthwise import (
     ByteChannelWindows,
@@ -49,6 +51,12 @@ from sparsejit.asm_templates.convolution.int8_planes import (
 )
 from sparsejit.asm_templates.convolution.int8_row_pairs import MOST_SHAPES, bins_of_rows
 from sparsejit.asm_templates.convolution.int8_tap_pairs import turns_of
+from sparsejit.asm_templates.convolution.int8_taps import (
+    MOST_INPUTS,
+    fitting_order,
+    in_order,
+    tap_fours,
+)
 from sparsejit.asm_templates.convolution.int8_tiles import (
     ROWS_OF_TILE,
     VECTORS,
@@ -237,7 +245,28 @@ class QuadWork:
     target: Target
 
 
+def order_of_taps(matrix: SparseMatrix) -> npt.NDArray[np.int64]:
+    """Return the order in which inputs lie side by side where these are copied by four."""
+    return matrix.memoised(
+        "order of taps", lambda: fitting_order(quantised_nonzeros(matrix)[0])
+    )
+
+
+def _quads_by_taps(form: QuadForm, work: QuadWork) -> QuadPrice:
+    """Price of quads over copied inputs, which are ordered to fit 16 bits."""
+    order, y, target = order_of_taps(work.matrix), work.y, work.target
+    integers = in_order(quantised_nonzeros(work.matrix)[0], order)
+    windows = tap_fours(work.windows, y, order).windows
+    moved = windows.planes.bytes + (1 + work.adds) * y.bytes
+    quads = quads_of_rows(integers, 1, form)
+    sizes = y.samples * y.vectors, y.samples * y.vectors, work.matrix.out_features, quads
+    counts = QuadCounts(form, *sizes, 0.0, windows.met_bytes, work.adds, moved)
+    return QuadPrice(price_quads(counts, target), fours_cost(windows.planes, target).ns)
+
+
 def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
+    if form.by_taps:
+        return _quads_by_taps(form, work)
     windows, y = work.windows, work.y
     taps = np.array(windows.taps)
     moved = windows.planes.bytes + (1 + work.adds) * y.bytes
@@ -304,9 +333,13 @@ _TILES = [
 ]
 _NARROW = [QuadForm(1, fours, paired=True) for fours in (False, True)]
 _BY_ROW = QuadForm(1, paired=True, by_row=True)
+_BY_TAPS = [QuadForm(1, fours=True, paired=paired, by_taps=True) for paired in (False, True)]
 
 
 def _has_code(form: QuadForm, work: QuadWork) -> bool:
+    is_window = len(work.windows.taps) > 1 and work.matrix.in_features <= MOST_INPUTS
+    if form.by_taps and not (work.target.isa == "avx2" and is_window):
+        return False
     if work.target.isa == "avx2":
         return form.paired != work.target.has(_AVX_VNNI) and form.together == 1
     return not form.paired and (not form.is_turned or turns_fit(work.y))
@@ -315,13 +348,13 @@ def _has_code(form: QuadForm, work: QuadWork) -> bool:
 QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = (
     *(
         TableRow(
-            f"{'channels' if form.fours else 'inputs'} by four, "
+            f"{'taps' if form.by_taps else 'channels' if form.fours else 'inputs'} by four, "
             + ("in pairs" if form.paired else f"rows by {form.together}"),
             partial(_quads, form),
             partial(_has_code, form),
             emitter=form,
         )
-        for form in (*_WIDE, *_TILES, *_NARROW)
+        for form in (*_WIDE, *_TILES, *_NARROW, *_BY_TAPS)
     ),
     TableRow("inputs by two, rows in turn", _pairs, partial(_has_code, _BY_ROW), emitter=_BY_ROW),
 )

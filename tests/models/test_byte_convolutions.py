@@ -25,10 +25,12 @@ from sparsejit.asm_templates.convolution.int8_convolution import (
     expected_quads,
     in_pairs,
     quad_stream,
+    quads_of_rows,
 )
 from sparsejit.asm_templates.convolution.int8_pair_code import Binned
 from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, windows_of
 from sparsejit.asm_templates.convolution.int8_row_pairs import bins_of_rows
+from sparsejit.asm_templates.convolution.int8_taps import fitting_order, in_order
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.compressed_rows import CompressedRows
@@ -292,12 +294,14 @@ def test_any_windows_in_every_form(form: QuadForm, case: Case) -> None:
 
 
 @needs_vnni
-@pytest.mark.parametrize("fours", [False, True])
+@pytest.mark.parametrize(
+    "form", [QuadForm(1), QuadForm(1, fours=True), QuadForm(1, fours=True, by_taps=True)], ids=str
+)
 @settings(max_examples=60)
 @given(case=cases())
-def test_any_windows_with_words_of_four_weights(case: Case, fours: bool) -> None:
+def test_any_windows_with_words_of_four_weights(case: Case, form: QuadForm) -> None:
     """AVX-VNNI, by the same instruction in its longer encoding, which more processors have."""
-    with pytest.MonkeyPatch.context() as patch, preferring(NAMES[QuadForm(1, fours)]):
+    with pytest.MonkeyPatch.context() as patch, preferring(NAMES[form]):
         patch.setattr(int8_convolution, "NARROW_PRODUCT", "vpdpbusd")
         check(case, WITH_VEX)
 
@@ -456,6 +460,34 @@ def test_blocks_over_channels_are_found_from_the_weights(kernel: int) -> None:
         matrix = SparseMatrix(replace(case, block=block).weights.reshape(512, -1))
         found[block] = plan_quads(QuadWork(matrix, seen, y, False, TARGET)).row.emitter
     assert not found[1, 1].fours and found[1, 4].fours and found[2, 4] == QuadForm(2, fours=True)
+
+
+@pytest.mark.plans
+def test_few_inputs_of_many_rows_are_copied_once_for_each_tap() -> None:
+    """A dense first layer; sparse rows read too few of the copies, and a 1x1 layer needs none."""
+    found = []
+    for channels, kernel, density in ((3, 3, 1.0), (3, 3, 0.05), (48, 1, 1.0), (64, 3, 1.0)):
+        case = Case(channels, 32, (56, 56), (kernel,) * 2, density=density)
+        planes = BytePlanes.plain((1, channels, 56, 56))
+        axis = Axis(56, 56, kernel, 1, kernel // 2, 1)
+        seen, y = windows_of(planes, axis, axis), BytePlanes.plain((1, 32, 56, 56))
+        matrix = SparseMatrix(case.weights.reshape(32, -1))
+        found.append(plan_quads(QuadWork(matrix, seen, y, False, NARROW)).row.emitter.by_taps)
+    assert found == [True, False, False, False]
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 7, 40])
+def test_inputs_that_fit_lie_side_by_side(inputs: int) -> None:
+    random = np.random.default_rng(inputs)
+    weights = random.integers(-127, 128, (30, inputs)).astype(np.float32)
+    weights[:, 0] = 127
+    rows = quantised_nonzeros(SparseMatrix(weights))[0]
+    order = fitting_order(rows)
+    assert sorted(order) == list(range(inputs))
+    ordered = in_order(rows, order)
+    np.testing.assert_array_equal(ordered.dense(), rows.dense()[:, order])
+    form = QuadForm(1, fours=True, paired=True)
+    assert quads_of_rows(ordered, 1, form) <= quads_of_rows(rows, 1, form)
 
 
 @pytest.mark.plans
