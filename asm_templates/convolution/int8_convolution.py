@@ -115,7 +115,7 @@ class QuadForm:
         with bytes fits 16 bits, as `vpmaddubsw` adds them: they have opposite signs, or magnitudes
         that sum to at most 128.
     by_row: whether the code is `int8_row_pairs`, which has pairs in place of quads.
-    by_taps: whether the four inputs are copied side by side first, those of any taps (`int8_taps`).
+    by_taps: whether any four inputs are copied side by side first, tap by tap (`int8_taps`).
     """
 
     together: int

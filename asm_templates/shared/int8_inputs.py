@@ -84,7 +84,7 @@ def pack_to_bytes(asm: Assembler, parts: Sequence[Register], signed: bool = True
     asm.emit("vpacksswb" if signed else "vpackuswb", first, first, third)
 
 
-# Of dwords that `pack_to_bytes` makes of four ymm registers, as `vpermd` reads it.
+# The order of the dwords that `pack_to_bytes` makes of four ymm registers, as `vpermd` reads it.
 PACKED_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.int32)
 
 
