@@ -96,7 +96,9 @@ def _index_of(bits: int, isa: str, *dtypes: DType) -> dict[tuple[str, DType], fl
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table: an algorithm at `levels`, for `dtypes`, needing the sets in `requires`.
+    """A row of the table: an algorithm at `levels`, for `dtypes`.
+
+    With AVX-512 it needs the sets in `requires` too; with AVX2 it needs no more.
 
     `source` cites the idea. `steps` has the code size and cycles of each kind of step that only
     this family has. `stages_at` has the stages of levels with code of their own. `Template`
@@ -243,8 +245,11 @@ FAMILIES = (
     Family(
         "int8-dense",
         Stages(int8_dense.expect, int8_dense.lower, int8_dense.emit),
-        *(_AVX512, (_INT8,), "outer products in registers: Goto and van de Geijn 2008"),
-        {"int8-dense": StepKind({("avx512", _INT8): 0.1}, weights_a_lane=4)},
+        *(_BOTH, (_INT8,), "outer products in registers: Goto and van de Geijn 2008"),
+        {
+            int8_dense.KIND: StepKind({(isa, _INT8): 0.1 for isa in _BOTH}, weights_a_lane=4),
+            int8_dense.SIGNED_KIND: StepKind({("avx2", _INT8): 0.1}, weights_a_lane=4),
+        },
         frozenset({"avx512_vnni"}),
         most_inputs=int8_dense.MOST_INPUTS,
     ),
@@ -276,7 +281,7 @@ MATVEC_TEMPLATES: tuple[Template, ...] = tuple(
         row.stages_at.get(isa, row.stages),
         row.source,
         dtype,
-        row.requires,
+        row.requires if isa == "avx512" else frozenset(),
         row.changes_weights_by.get((isa, dtype), 0.0),
         row.changes_weights_of,
         row.most_inputs,

@@ -28,7 +28,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     ByteWindows,
     store_line,
 )
-from sparsejit.asm_templates.shared.int8_inputs import ByteRounding, store_bytes
+from sparsejit.asm_templates.shared.int8_inputs import PACKED_ORDER, ByteRounding, store_bytes
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import (
     TAIL_MASK,
@@ -96,6 +96,9 @@ def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuanti
     _spread(asm, rounding.zero_point, steps.zero_point)
     zero(asm, rounding.empty)
     fill_planes(asm, y, steps.zero_point)
+    parts, order = [ymm(number) for number in range(4)], ymm(4)
+    if is_narrow:
+        asm.emit("vmovdqu", order, Literal(asm.literal(PACKED_ORDER)))
 
     def sixteen(offset: int, floats: Memory, is_tail: bool) -> None:
         value, into = zmm(0), Memory(_Y_ROW, offset)
@@ -111,9 +114,16 @@ def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuanti
         load_masked(asm, ymm(0), tail_mask(asm, count, ymm(1)), place)
         rounding.store_narrow(asm, into, ymm(0), ymm(0), count)
 
+    def narrow_row() -> None:
+        whole = y.columns - y.columns % _NARROW
+        for first in range(0, whole, _NARROW):
+            floats = [Memory(_X_ROW, 4 * (first + _EIGHT * part)) for part in range(4)]
+            rounding.store_four(asm, Memory(_Y_ROW, first), parts, floats, order)
+        _by_eight(whole, y.columns, eight)
+
     def row() -> None:
         if is_narrow:
-            _by_eight(y.columns, eight)
+            narrow_row()
             return
         _by_sixteen(asm, y.columns, lambda n, tail: sixteen(16 * n, Memory(r8, 64 * n), tail))
 
@@ -147,7 +157,7 @@ def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteQuant
 
     def row() -> None:
         if asm.target.isa == "avx2":
-            _by_eight(x.columns, eight)
+            _by_eight(0, x.columns, eight)
         else:
             _by_sixteen(asm, x.columns, sixteen)
 
@@ -298,15 +308,15 @@ def _by_sixteen(asm: Assembler, columns: int, body: Callable[[int, bool], None])
         body(whole, True)
 
 
-def _by_eight(columns: int, body: Callable[[int, int], None]) -> None:
-    """Call `body` for every eight elements of a row, by first element and count.
+def _by_eight(start: int, columns: int, body: Callable[[int, int], None]) -> None:
+    """Call `body` for every eight elements of a row from `start` on, by first element and count.
 
-    The last eight may overlap the eight before them; there are fewer in short rows alone.
+    The last eight may overlap the elements before them; there are fewer in short rows alone.
     """
     if columns < _EIGHT:
         body(0, columns)
         return
-    for first in range(0, columns, _EIGHT):
+    for first in range(start, columns, _EIGHT):
         body(min(first, columns - _EIGHT), _EIGHT)
 
 

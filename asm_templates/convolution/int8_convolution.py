@@ -115,12 +115,14 @@ class QuadForm:
         with bytes fits 16 bits, as `vpmaddubsw` adds them: they have opposite signs, or magnitudes
         that sum to at most 128.
     by_row: whether the code is `int8_row_pairs`, which has pairs in place of quads.
+    by_taps: whether any four inputs are copied side by side first, tap by tap (`int8_taps`).
     """
 
     together: int
     fours: bool = False
     paired: bool = False
     by_row: bool = False
+    by_taps: bool = False
 
     @property
     def offsets(self) -> int:
@@ -163,13 +165,18 @@ def expected_quads(matrix: SparseMatrix, taps: int, form: QuadForm) -> int:
     if not form.fours and together == 1:
         return _quads_of(matrix.row_counts)
     if form.paired:
-        integers, alone = quantised_nonzeros(matrix)[0], np.arange(matrix.out_features)[:, None]
-        return len(in_two(*_by_cell(integers, alone, taps, form))[0])
+        return quads_of_rows(quantised_nonzeros(matrix)[0], taps, form)
     cells, cell, _ = _cells(weights, taps, form)
     units = ceil_div(matrix.out_features, together)
     if form.fours:
         return count_distinct(weights.rows // together * cells + cell, units * cells)
     return min(_quads_of(_shared(weights, together)), _quads_at_random(matrix, together))
+
+
+def quads_of_rows(weights: CompressedRows, taps: int, form: QuadForm) -> int:
+    """Return the number of quads of int8 weights (out, channels * taps), each of one row."""
+    found = _by_cell(weights, np.arange(weights.shape[0])[:, None], taps, form)
+    return len((in_two(*found) if form.paired else found)[0])
 
 
 def _quads_of(counts: npt.NDArray[np.integer]) -> int:

@@ -21,8 +21,10 @@ Four channels side by side:
     e0, e1, e2, e3 = side by side, 16 positions each                             `interleaved`
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -320,16 +322,23 @@ def _line(asm: Assembler, count: int, apart: int) -> None:
 
 
 def _narrow_line(asm: Assembler, count: int, apart: int) -> None:
-    """Copy 64 positions of `count` channels with AVX2, in two halves.
+    """Copy 64 positions of `count` channels with AVX2."""
+    narrow_fours(asm, rsi, [Memory(rdi, number * apart) for number in range(count)])
 
-    Interleaving leaves the lower and upper 16 of 32 positions in the halves of registers.
+
+def narrow_fours(asm: Assembler, into: Register, places: Sequence[Memory]) -> None:
+    """Copy 64 bytes from each of at most four places with AVX2, side by side, in two halves.
+
+    Missing ones are bytes of the gap. Interleaving leaves the lower and upper 16 of 32 positions in
+    the halves of registers.
     """
     half = LINE // 2
     for part in (0, half):
         inputs = [ymm(number) for number in range(4, 8)]
-        for number, register in enumerate(inputs):
-            if number < count:
-                asm.emit("vmovdqu", register, Memory(rdi, number * apart + part))
+        for register, place in zip_longest(inputs, places):
+            if place is not None:
+                at = place._replace(displacement=place.displacement + part)
+                asm.emit("vmovdqu", register, at)
             else:
                 asm.emit("vmovdqa", register, ymm(_GAP))
         made = interleaved(asm, inputs, [ymm(number) for number in range(8, 12)])
@@ -337,7 +346,7 @@ def _narrow_line(asm: Assembler, count: int, apart: int) -> None:
         for number, (low, high) in enumerate(((first, second), (third, fourth)) * 2):
             which = 0x31 if number > 1 else 0x20
             asm.emit("vperm2i128", ymm(0), low, high, which)
-            asm.emit("vmovdqu", Memory(rsi, _TOGETHER * part + number * half), ymm(0))
+            asm.emit("vmovdqu", Memory(into, _TOGETHER * part + number * half), ymm(0))
 
 
 def load_order(asm: Assembler, register: Register) -> None:

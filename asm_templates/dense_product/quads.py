@@ -20,7 +20,7 @@ from sparsejit.asm_templates.gather.int8_boundary import (
     OFFSET,
     output_scales,
     quantised_rows,
-    store_unsigned,
+    store_quantised,
 )
 from sparsejit.asm_templates.shared.int8_inputs import (
     begin_largest,
@@ -104,7 +104,7 @@ def emit_quantised_rows(
     asm.emit("mov", _INTO, into)
 
     def row() -> None:
-        store_unsigned(asm, each, _INTO, _RECIPROCAL, _SCALE, _FREE)
+        store_quantised(asm, each, _INTO, _RECIPROCAL, _SCALE, _FREE)
         if dynamic:
             place = Memory(_INTO, scale_offset(product.depth))
             asm.emit("vmovss", place, xmm(_SCALE.number))

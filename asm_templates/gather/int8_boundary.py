@@ -2,7 +2,7 @@
 
     emit_scale, emit_integers   x to integers
     emit_output                 int32 sums to outputs
-    start_sums, finish_block_rows   sums of sixteen outputs each, in several chains
+    start_sums, finish_block_rows   sums of a vector of outputs each, in several chains
     quantised_rows              weights as signed bytes; their int32 sums cannot overflow
     output_scales               the factors of sums
 
@@ -17,7 +17,7 @@ for batches `csr` gives NaN where `rows` may give an infinity. With a fixed scal
 times the scale are clipped, and NaN counts as the largest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -25,18 +25,21 @@ import numpy.typing as npt
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.int8_inputs import (
+    PACKED_ORDER,
     begin_largest,
     clip_negative,
     emit_scale_of,
     fixed_reciprocal,
+    pack_to_bytes,
     to_int32,
 )
+from sparsejit.asm_templates.shared.loops import counted_up
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, MatVec
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, rdi, rsi, zmm
+from sparsejit.x86.operands import Literal, Memory, Register, dword, rax, rdi, rsi, xmm
 
 # Swaps of a vector's halves, then of quarters, down to single lanes: mnemonic, sources, order.
 _SWAPS = {
@@ -45,7 +48,7 @@ _SWAPS = {
     ),
     "avx2": (("vpermq", 1, 0x4E), ("vpshufd", 1, 0x4E), ("vpshufd", 1, 0xB1)),
 }  # fmt: skip
-LANES = 16  # outputs of a block row, or of a vector of sums
+LANES = 16  # outputs of a block row, or of a vector of sums, with AVX-512
 OFFSET = 128  # added to x to make it unsigned
 SCALE_SCRATCH = 6  # registers that `emit_scale` clobbers
 
@@ -66,48 +69,102 @@ def emit_scale(
         _load_bits(asm, spec, first, loaded, magnitude_bits)
         sink = largest[number % len(largest)]
         asm.emit("vpmaxud", sink, sink, loaded)
-    _reduce(asm, largest)
+    over_lanes(asm, "vpmaxud", largest)
     emit_scale_of(asm, largest[0], reciprocal, scale)
 
 
 def emit_integers(
-    asm: Assembler, spec: MatVec, register: Register, first: int, reciprocal: Register
+    asm: Assembler,
+    spec: MatVec,
+    register: Register,
+    first: int,
+    reciprocal: Register,
+    index: Register | None = None,
 ) -> None:
     """register = x[first : first + lanes] over its scale, int32, zeros past the end of x.
 
-    Never above 127, and below -127 only with a fixed scale, for which the caller clips.
+    Never above 127, and below -127 only with a fixed scale, for which the caller clips. In a loop
+    `first` counts from the element that `index` has reached.
     """
     lanes = asm.target.lanes
     if first >= spec.in_features:
         rows.zero(asm, register)
         return
     if first + lanes <= spec.in_features:
-        asm.emit("vmulps", register, reciprocal, Memory(rdi, 4 * first))
+        place = Memory(rdi, 4 * first) if index is None else Memory(rdi, 4 * first, index, 4)
+        asm.emit("vmulps", register, reciprocal, place)
     else:
         rows.load(asm, register, rdi, first, spec.in_features, register)
         asm.emit("vmulps", register, reciprocal, register)
     to_int32(asm, spec, register)
 
 
-def store_unsigned(
+def store_quantised(
     asm: Assembler,
     spec: MatVec,
     into: Register,
     reciprocal: Register,
     scale: Register,
     scratch: list[Register],
+    offset: int = OFFSET,
+    met: Callable[[Register, int], None] | None = None,
 ) -> None:
-    """Write x at rdi as unsigned bytes (q + 128) to `into`, up to a multiple of 16, in order.
+    """Write x at rdi as bytes (q + offset) to `into`, up to a multiple of the lanes, in order.
 
-    Bytes past the end of x have q = 0. `scale` as from `emit_scale`. Needs AVX-512.
+    Bytes past the end of x have an x of 0. `scale` as from `emit_scale`. `met` may append code for
+    each vector of q, int32, and its number of elements; it must keep the vector. AVX2 clobbers rax.
     """
     emit_scale(asm, spec, reciprocal, scale, scratch[:SCALE_SCRATCH])
-    offset, part = asm.constant(OFFSET), scratch[0]
-    for first in range(0, spec.in_features, LANES):
-        emit_integers(asm, spec, part, first, reciprocal)
+    lanes = asm.target.lanes
+
+    def integers(part: Register, first: int, index: Register | None = None) -> None:
+        emit_integers(asm, spec, part, first, reciprocal, index)
         clip_negative(asm, spec, part)
-        asm.emit("vpaddd", part, part, offset)
-        asm.emit("vpmovdb", Memory(into, first), part)
+        if met is not None:
+            met(part, lanes if index else min(lanes, spec.in_features - first))
+        if offset:
+            asm.emit("vpaddd", part, part, asm.constant(offset))
+
+    done = 0
+    if asm.target.isa == "avx2":
+        done = spec.in_features // _LANES_A_TURN * _LANES_A_TURN
+        _store_in_turns(asm, done, into, scratch, integers, signed=not offset)
+    part, upper = scratch[0], xmm(scratch[1].number)
+    for first in range(done, spec.in_features, lanes):
+        integers(part, first)
+        if asm.target.isa == "avx512":
+            asm.emit("vpmovdb", Memory(into, first), part)
+            continue
+        lower = xmm(part.number)
+        asm.emit("vextracti128", upper, part, 1)
+        asm.emit("vpackssdw", lower, lower, upper)
+        asm.emit("vpackuswb" if offset else "vpacksswb", lower, lower, lower)
+        asm.emit("vmovq", Memory(into, first), lower)
+
+
+_LANES_A_TURN = 32
+
+
+def _store_in_turns(
+    asm: Assembler,
+    count: int,
+    into: Register,
+    scratch: list[Register],
+    integers: Callable[[Register, int, Register | None], None],
+    signed: bool,
+) -> None:
+    """Write the first `count` inputs to `into` in a loop, four vectors of `integers` a turn."""
+    if not count:
+        return
+    parts, order = scratch[:4], scratch[4]
+    asm.emit("vmovdqu", order, Literal(asm.literal(PACKED_ORDER)))
+    asm.emit("xor", dword(rax), dword(rax))
+    with counted_up(asm, rax, _LANES_A_TURN, count):
+        for number, part in enumerate(parts):
+            integers(part, asm.target.lanes * number, rax)
+        pack_to_bytes(asm, parts, signed)
+        asm.emit("vpermd", parts[0], order, parts[0])
+        asm.emit("vmovdqu", Memory(into, 0, rax), parts[0])
 
 
 def emit_output(
@@ -142,7 +199,7 @@ def emit_output(
 def start_sums(
     asm: Assembler, block_rows: npt.NDArray[np.int8], chains: int, first_sum: int
 ) -> None:
-    """Start the sums of block rows (rows, 16, inputs) so that they cancel the offset of x.
+    """Start the sums of block rows (rows, lanes, inputs) so that they cancel the offset of x.
 
     Each block row has `chains` sums, in registers `first_sum` and later, chain after chain; all but
     the first chain start at 0.
@@ -150,9 +207,9 @@ def start_sums(
     starts = -OFFSET * block_rows.sum(axis=2, dtype=np.int64)
     for position, start in enumerate(starts):
         place = Literal(asm.literal(start.astype(np.int32)))
-        asm.emit("vmovups", zmm(first_sum + position), place)
+        asm.emit("vmovups", rows.vector(asm, first_sum + position), place)
     for position in range(len(starts), chains * len(starts)):
-        rows.zero(asm, zmm(first_sum + position))
+        rows.zero(asm, rows.vector(asm, first_sum + position))
 
 
 def finish_block_rows(
@@ -169,27 +226,28 @@ def finish_block_rows(
 
     `scales`: the factors of all outputs, padded to whole block rows; `scale` as from `emit_scale`.
     """
-    count = len(block_rows)
-    sums = [zmm(first_sum + position) for position in range(count)]
+    count, lanes = len(block_rows), asm.target.lanes
+    sums = [rows.vector(asm, first_sum + position) for position in range(count)]
     for position in range(count, chains * count):
         total = sums[position % count]
-        asm.emit("vpaddd", total, total, zmm(first_sum + position))
+        asm.emit("vpaddd", total, total, rows.vector(asm, first_sum + position))
     for register, block_row in zip(sums, block_rows.tolist(), strict=True):
         emit_output(asm, spec, register, _factors(asm, spec, scales, block_row), scale, scratch[0])
     apply_activation(asm, spec.activation, sums, scratch)
     for register, block_row in zip(sums, block_rows.tolist(), strict=True):
-        rows.store(asm, register, rsi, LANES * block_row, spec.out_features, scratch[0])
+        rows.store(asm, register, rsi, lanes * block_row, spec.out_features, scratch[0])
 
 
 def _factors(
     asm: Assembler, spec: MatVec, scales: npt.NDArray[np.float32], block_row: int
 ) -> Iterator[Literal]:
     """Yield the scales of a block row, then its biases if there are any."""
-    first = LANES * block_row
-    yield Literal(asm.literal(scales[first : first + LANES]))
+    lanes = asm.target.lanes
+    first = lanes * block_row
+    yield Literal(asm.literal(scales[first : first + lanes]))
     if spec.bias is not None:
-        own = np.zeros(LANES, np.float32)
-        part = spec.bias[first : first + LANES]
+        own = np.zeros(lanes, np.float32)
+        part = spec.bias[first : first + lanes]
         own[: len(part)] = part
         yield Literal(asm.literal(own))
 
@@ -205,14 +263,14 @@ def _load_bits(
         asm.emit("vandps", register, magnitude_bits, register)
 
 
-def _reduce(asm: Assembler, largest: list[Register]) -> None:
-    """All lanes of the first register = the largest of all lanes of all registers."""
-    total, other, *rest = largest
+def over_lanes(asm: Assembler, combine: str, registers: list[Register]) -> None:
+    """All lanes of the first register = all lanes of all registers, combined. Clobbers the rest."""
+    total, other, *rest = registers
     for register in (other, *rest):
-        asm.emit("vpmaxud", total, total, register)
+        asm.emit(combine, total, total, register)
     for mnemonic, sources, order in _SWAPS[asm.target.isa]:
         asm.emit(mnemonic, other, *[total] * sources, order)
-        asm.emit("vpmaxud", total, total, other)
+        asm.emit(combine, total, total, other)
 
 
 _LARGEST_SUM = 2**31 - 1

@@ -73,15 +73,19 @@ def clip_negative(asm: Assembler, spec: MatVec, register: Register) -> None:
         asm.emit("vpmaxsd", register, register, asm.constant(spec.least_integer))
 
 
-def pack_to_bytes(asm: Assembler, parts: Sequence[Register]) -> None:
-    """The first of four vectors of int32 = the integers of all, as signed bytes.
+def pack_to_bytes(asm: Assembler, parts: Sequence[Register], signed: bool = True) -> None:
+    """The first of four vectors of int32 = the integers of all, as bytes.
 
     Clobbers the third.
     """
     first, second, third, fourth = parts
     asm.emit("vpackssdw", first, first, second)
     asm.emit("vpackssdw", third, third, fourth)
-    asm.emit("vpacksswb", first, first, third)
+    asm.emit("vpacksswb" if signed else "vpackuswb", first, first, third)
+
+
+# The order of the dwords that `pack_to_bytes` makes of four ymm registers, as `vpermd` reads it.
+PACKED_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.int32)
 
 
 class ByteRounding(NamedTuple):
@@ -122,6 +126,25 @@ class ByteRounding(NamedTuple):
         asm.emit("vpackssdw", low, low, high)
         asm.emit("vpackuswb", low, low, low)
         store_bytes(asm, into, value, count)
+
+
+    def store_four(
+        self,
+        asm: Assembler,
+        into: Memory,
+        parts: Sequence[Register],
+        x: Sequence[Memory],
+        order: Register,
+    ) -> None:
+        """Store four vectors of x as 32 bytes, with AVX2. Clobbers `parts`.
+
+        `order` has `PACKED_ORDER`. The packs cut integers as `store` does.
+        """
+        for value, place in zip(parts, x, strict=True):
+            self.round(asm, value, place)
+        pack_to_bytes(asm, parts, signed=False)
+        asm.emit("vpermd", parts[0], order, parts[0])
+        asm.emit("vmovdqu", into, parts[0])
 
 
 _STORES = {16: "vmovdqu", 8: "vmovq", 4: "vpextrd", 2: "vpextrw", 1: "vpextrb"}

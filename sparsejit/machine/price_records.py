@@ -245,6 +245,7 @@ class LayoutPrices(NamedTuple):
         much more than the bound of the steps shows.
     staged_trip: steps to bring the inputs of a trip together.
     staged_group: steps to start, to leave and to finish a group.
+    dense_group: by level, the same of dense weights in int8.
     move: steps to move the outputs of a vector.
     loop_ends: steps to start and to leave a loop, the misprediction included.
     halves: time of a vector of two block rows, over the time of a vector of one.
@@ -275,6 +276,7 @@ class LayoutPrices(NamedTuple):
     int8_exchange: float = 1.5
     staged_trip: int = 6
     staged_group: int = 40
+    dense_group: Mapping[str, int] = MappingProxyType({"avx512": 40, "avx2": 20})
     move: int = 5
     loop_ends: int = 20
     halves: float = 1.5

@@ -15,6 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.panels import shared_window_loads
 from sparsejit.asm_templates.convolution.geometry import Axis
@@ -25,6 +26,7 @@ from sparsejit.asm_templates.convolution.int8_convolution import (
     ROWS_IN_LANES,
     QuadForm,
     expected_quads,
+    quads_of_rows,
 )
 from sparsejit.asm_templates.convolution.int8_depthwise import (
     ByteChannelWindows,
@@ -55,6 +57,12 @@ from sparsejit.asm_templates.convolution.int8_row_pairs import (
     rows_of_one_input,
 )
 from sparsejit.asm_templates.convolution.int8_tap_pairs import turns_of
+from sparsejit.asm_templates.convolution.int8_taps import (
+    MOST_INPUTS,
+    fitting_order,
+    in_order,
+    tap_fours,
+)
 from sparsejit.asm_templates.convolution.int8_tiles import (
     ROWS_OF_TILE,
     VECTORS,
@@ -204,9 +212,10 @@ def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
     return Cost(lines, 0, moved_bytes, ns, "execution")
 
 
-def price_copy(moved_bytes: int, target: Target) -> Cost:
-    """Cost of reading and writing `moved_bytes` in all, in order."""
-    level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
+def price_copy(moved_bytes: int, target: Target, is_far: bool = False) -> Cost:
+    """Cost of reading and writing `moved_bytes` in all, in order; `is_far`: from beyond L2."""
+    others = target.l2_bytes if is_far else 0
+    level = cache_level(moved_bytes, others, target, 0 if is_far else target.l1d_bytes)
     ns = moved_bytes / target.core.rates.data[level] / target.core.rates.cycles_per_ns
     return Cost(0, 0, moved_bytes, ns, f"data from {level}")
 
@@ -251,7 +260,28 @@ class QuadWork:
     looked_up: float = 0.0
 
 
+def order_of_taps(matrix: SparseMatrix) -> npt.NDArray[np.int64]:
+    """Return the order in which inputs lie side by side where these are copied by four."""
+    return matrix.memoised(
+        "order of taps", lambda: fitting_order(quantised_nonzeros(matrix)[0])
+    )
+
+
+def _quads_by_taps(form: QuadForm, work: QuadWork) -> QuadPrice:
+    """Price of quads over copied inputs, which are ordered to fit 16 bits."""
+    order, y, target = order_of_taps(work.matrix), work.y, work.target
+    integers = in_order(quantised_nonzeros(work.matrix)[0], order)
+    windows = tap_fours(work.windows, y, order).windows
+    moved = windows.planes.bytes + (1 + work.adds) * y.bytes
+    quads = quads_of_rows(integers, 1, form)
+    sizes = y.samples * y.vectors, y.samples * y.vectors, work.matrix.out_features, quads
+    counts = QuadCounts(form, *sizes, 0.0, windows.met_bytes, work.adds, moved)
+    return QuadPrice(price_quads(counts, target), fours_cost(windows.planes, target).ns)
+
+
 def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
+    if form.by_taps:
+        return _quads_by_taps(form, work)
     windows, y = work.windows, work.y
     taps = np.array(windows.taps)
     moved = windows.planes.bytes + (1 + work.adds) * y.bytes
@@ -335,9 +365,13 @@ _TILES = [
 ]
 _NARROW = [QuadForm(1, fours, paired=True) for fours in (False, True)]
 _BY_ROW = QuadForm(1, paired=True, by_row=True)
+_BY_TAPS = [QuadForm(1, fours=True, paired=paired, by_taps=True) for paired in (False, True)]
 
 
 def _has_code(form: QuadForm, work: QuadWork) -> bool:
+    is_window = len(work.windows.taps) > 1 and work.matrix.in_features <= MOST_INPUTS
+    if form.by_taps and not (work.target.isa == "avx2" and is_window):
+        return False
     if work.target.isa == "avx2":
         return form.paired != work.target.has(_AVX_VNNI) and form.together == 1
     return not form.paired and (not form.is_turned or turns_fit(work.y))
@@ -346,13 +380,13 @@ def _has_code(form: QuadForm, work: QuadWork) -> bool:
 QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = (
     *(
         TableRow(
-            f"{'channels' if form.fours else 'inputs'} by four, "
+            f"{'taps' if form.by_taps else 'channels' if form.fours else 'inputs'} by four, "
             + ("in pairs" if form.paired else f"rows by {form.together}"),
             partial(_quads, form),
             partial(_has_code, form),
             emitter=form,
         )
-        for form in (*_WIDE, *_TILES, *_NARROW)
+        for form in (*_WIDE, *_TILES, *_NARROW, *_BY_TAPS)
     ),
     TableRow("inputs by two, rows in turn", _pairs, partial(_has_code, _BY_ROW), emitter=_BY_ROW),
 )
@@ -489,9 +523,12 @@ def fours_cost(planes: BytePlanes, target: Target) -> Cost:
     return price_fours(lines, 2 * planes.bytes, target)
 
 
-def copy_cost(moved_bytes: int, target: Target) -> Cost:
-    """Cost of converting images to bytes or floats, or of separating even and odd positions."""
-    return price_copy(moved_bytes, target)
+def copy_cost(moved_bytes: int, target: Target, is_far: bool = False) -> Cost:
+    """Cost of converting images to bytes or floats, or of separating even and odd positions.
+
+    is_far: whether they come from beyond L2, as what a model is called with.
+    """
+    return price_copy(moved_bytes, target, is_far)
 
 
 class _VectorPrices(NamedTuple):

@@ -89,7 +89,8 @@ def _of_families(
     for name, members in families.items():
         levels = tuple(dict.fromkeys(each.isa for each in members))
         dtypes = tuple(dict.fromkeys(each.dtype for each in members))
-        needed = frozenset.intersection(*(each.requires for each in members))
+        wide = [each.requires for each in members if each.isa == "avx512"]
+        needed = frozenset.intersection(*wide) if wide else frozenset()
         about = members[0].source
         yield KernelRow(name, operator, levels, dtypes, about, cost, needed, tuple(members))
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from matvec_checks import block_weights, check, compile_kernel, target_of, templates_of
 
 from sparsejit.api.kernels.compile_layer import compile_matrix
-from sparsejit.asm_templates.families import Template
+from sparsejit.asm_templates.dense_product import int8_dense
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.asm_templates.gather.int8_boundary import LANES
 from sparsejit.asm_templates.gather.int8_layout import ACCUMULATORS, RUN_ROWS
 from sparsejit.asm_templates.gather.int8_permute import (
@@ -31,9 +32,14 @@ from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.weights import PRUNED
+from sparsejit.x86.assembler import Assembler
 
 FloatArray = npt.NDArray[np.float32]
 
+needs_vnni = pytest.mark.skipif(
+    not {"avx512vl", "avx512_vnni"} <= Target.detect().instruction_sets,
+    reason="needs AVX-512 VL and VNNI",
+)
 FAMILIES = ("int8-permute", "int8-single", "int8-staged", "int8-dense", "int8-pairs")
 every_template = pytest.mark.parametrize(
     "row", [row for family in FAMILIES for row in templates_of(family)]
@@ -42,9 +48,11 @@ PERMUTE = [*templates_of("int8-permute"), *templates_of("int8-single")]
 VNNI = Target.named("avx512")  # as far as counting steps goes
 
 
-def outputs(row: Template, spec: MatVec, weights: FloatArray, x: FloatArray) -> FloatArray:
+def outputs(
+    row: Template, spec: MatVec, weights: FloatArray, x: FloatArray, target: Target | None = None
+) -> FloatArray:
     """The kernel's result for x."""
-    memory = ExecutableMemory(compile_kernel(row, spec, SparseMatrix(weights)).data)
+    memory = ExecutableMemory(compile_kernel(row, spec, SparseMatrix(weights), target).data)
     y = np.full(spec.out_features, np.nan, np.float32)
     memory.function(2)(x.ctypes.data, y.ctypes.data)
     return y
@@ -71,6 +79,57 @@ def test_sums_of_integers_are_exact(row, shape, block_rows):
     exact = weights.astype(np.int64) @ x.astype(np.int64)
     assert np.abs(exact).max() < 2**24
     np.testing.assert_array_equal(outputs(row, int8_spec(weights, 1.0), weights, x), exact)
+
+
+@every_template
+@pytest.mark.parametrize("x", [-128.0, 127.0, 0.0])
+def test_the_largest_products_are_exact(row, x):
+    """All of one sign in a lane, so that any saturation would show; rows of 1 to 300 inputs."""
+    weights = np.where(np.arange(300) % 7 == np.arange(40)[:, None] % 7, 127, -127)
+    weights[::3] = 127 * (np.arange(300) <= 8 * np.arange(40)[::3, None])
+    spec = int8_spec(weights, x_steps=Quantisation(1.0, 0))
+    exact = weights @ np.full(300, int(x))
+    found = outputs(row, spec, np.float32(weights), np.full(300, x, np.float32))
+    np.testing.assert_array_equal(found, exact)
+
+
+@needs_vnni
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 300), st.integers(1, 700)),
+    input_scale=st.sampled_from([None, 0.02]),
+    biased=st.booleans(),
+    activation=st.sampled_from(list(Activation)),
+)
+def test_dense_layers_by_quads_of_avx_vnni(shape, input_scale, biased, activation):
+    """By the same instruction in its longer encoding, which more processors have."""
+    narrow = Target.named("avx2")
+    target = replace(narrow, instruction_sets=narrow.instruction_sets | {"avx_vnni"})
+    row = next(row for row in MATVEC_TEMPLATES if row.name == "int8-dense-avx2")
+    generator = np.random.default_rng(sum(shape))
+    weights, x = (generator.standard_normal(size, np.float32) for size in (shape, shape[1]))
+    bias = generator.standard_normal(shape[0], np.float32) if biased else None
+    spec = int8_spec(weights, input_scale, bias=bias, activation=activation)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int8_dense, "VEX", replace(int8_dense.VEX, multiply="vpdpbusd"))
+        found = outputs(row, spec, weights, x, target)
+    expected = reference.matvec(spec, SparseMatrix(weights), x)
+    scale = max(1.0, float(np.abs(expected).max()))
+    assert np.abs(found - expected).max() < 1e-6 * scale
+
+
+def test_a_processor_with_quads_uses_them():
+    narrow = Target.named("avx2")
+    target = replace(narrow, instruction_sets=narrow.instruction_sets | {"avx_vnni"})
+    weights = block_weights((40, 70), 1.0)
+    row = next(row for row in MATVEC_TEMPLATES if row.name == "int8-dense-avx2")
+    for each, used, other in (
+        (target, "{vex} vpdpbusd", "vpmaddubsw"), (narrow, "vpmaddubsw", "vpdpbusd")
+    ):  # fmt: skip
+        asm = Assembler(each)
+        row.emit(asm, row.lower(int8_spec(weights), SparseMatrix(weights), each))
+        text = "\n".join(asm.finish().listing())
+        assert used in text and other not in text
 
 
 @every_template

@@ -15,6 +15,7 @@ from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
 from sparsejit.machine.target import INSTRUCTION_SETS, Target
 from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.cost import price
+from sparsejit.planner.int8_plan import copy_cost
 
 # Cores with data of their own; the others have the unknown one's.
 CORES = [key for key in MICROARCHITECTURES if core_named(key).data_of == key]
@@ -62,3 +63,13 @@ def test_more_weights_and_columns_cost_no_less(row: Template, core: str) -> None
 
     assert_grows([ns(density, 16) for density in (0.02, 0.1, 0.3, 0.8)])
     assert_grows([ns(0.1, batch) for batch in (16, 64, 256)])
+
+
+@every_core
+@pytest.mark.parametrize("isa", ["avx512", "avx2"])
+def test_what_a_model_is_called_with_comes_from_beyond_l2(core: str, isa: str) -> None:
+    target = target_with(core, isa)
+    near, far = (copy_cost(target.l2_bytes // 2, target, is_far) for is_far in (False, True))
+    assert near.bound == "data from L2" and far.bound == "data from L3"
+    assert near.ns < far.ns
+    assert copy_cost(1 << 40, target, is_far=True) == copy_cost(1 << 40, target)

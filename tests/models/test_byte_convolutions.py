@@ -12,6 +12,11 @@ from test_divided_steps import divided
 
 from sparsejit.asm_templates.convolution import int8_convolution
 from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.int8_conversions import (
+    ByteQuantisation,
+    FloatRows,
+    emit_to_bytes,
+)
 from sparsejit.asm_templates.convolution.int8_convolution import (
     LARGEST_PAIR,
     QUAD,
@@ -20,10 +25,12 @@ from sparsejit.asm_templates.convolution.int8_convolution import (
     expected_quads,
     in_pairs,
     quad_stream,
+    quads_of_rows,
 )
 from sparsejit.asm_templates.convolution.int8_pair_code import Binned, choose_shapes
-from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_of
+from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, windows_of
 from sparsejit.asm_templates.convolution.int8_row_pairs import MOST_SHAPES, bins_of_rows
+from sparsejit.asm_templates.convolution.int8_taps import fitting_order, in_order
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.compressed_rows import CompressedRows
@@ -36,8 +43,10 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.model_code import build_model
 from sparsejit.machine.target import Target
+from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.planner.cheapest_row import preferring
 from sparsejit.planner.int8_plan import QUAD_FORMS, QuadWork, plan_quads
+from sparsejit.x86.assembler import Assembler
 
 LEVEL = Target.named("avx512")
 TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
@@ -285,12 +294,14 @@ def test_any_windows_in_every_form(form: QuadForm, case: Case) -> None:
 
 
 @needs_vnni
-@pytest.mark.parametrize("fours", [False, True])
+@pytest.mark.parametrize(
+    "form", [QuadForm(1), QuadForm(1, fours=True), QuadForm(1, fours=True, by_taps=True)], ids=str
+)
 @settings(max_examples=60)
 @given(case=cases())
-def test_any_windows_with_words_of_four_weights(case: Case, fours: bool) -> None:
+def test_any_windows_with_words_of_four_weights(case: Case, form: QuadForm) -> None:
     """AVX-VNNI, by the same instruction in its longer encoding, which more processors have."""
-    with pytest.MonkeyPatch.context() as patch, preferring(NAMES[QuadForm(1, fours)]):
+    with pytest.MonkeyPatch.context() as patch, preferring(NAMES[form]):
         patch.setattr(int8_convolution, "NARROW_PRODUCT", "vpdpbusd")
         check(case, WITH_VEX)
 
@@ -307,6 +318,31 @@ def test_a_processor_with_these_words_uses_them() -> None:
 @pytest.mark.parametrize("density", [0.0, 0.02, 0.1, 0.5, 1.0])
 def test_rows_of_any_length(inputs: int, density: float, target: Target) -> None:
     check(Case(inputs, 37, (9, 8), density=density), target)
+
+
+@at_both_levels
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 31, 32, 33, 45, 64, 100])
+def test_any_floats_become_bytes(columns: int, target: Target) -> None:
+    """NaN and what is too large become 255, what is too small 0; halves go to even."""
+    planes, steps = BytePlanes.plain((2, 3, 5, columns)), ByteQuantisation(0.25, 77)
+    asm = Assembler(target)
+    rows = FloatRows(*(4 * columns * each for each in (15, 5, 1)))
+    emit_to_bytes(asm, rows, planes, steps)
+    asm.emit("vzeroupper")
+    asm.emit("ret")
+    extremes = [np.nan, np.inf, -np.inf, 3e38, -3e38, 2.0**33, -(2.0**33), 1e-40, -0.0]
+    numbers = np.concatenate([np.arange(-40, 70, 0.125), np.tile(extremes, 20)])
+    x = np.random.default_rng(columns).choice(numbers, (2, 3, 5, columns)).astype(np.float32)
+    room = np.full(planes.bytes + 2 * LINE, 1, np.uint8)
+    start = planes.before + -room.ctypes.data % LINE
+    memory = ExecutableMemory(asm.finish().data)
+    memory.function(2)(x.ctypes.data, room.ctypes.data + start)
+
+    with np.errstate(over="ignore"):
+        rounded = np.rint(np.fmin(x / np.float32(0.25), np.float32(1024)))
+    shape = 2, 3, 5, columns
+    found = np.lib.stride_tricks.as_strided(room[start:], shape, planes.strides)
+    np.testing.assert_array_equal(found, (rounded + 77).clip(0, 255))
 
 
 @at_both_levels
@@ -424,6 +460,34 @@ def test_blocks_over_channels_are_found_from_the_weights(kernel: int) -> None:
         matrix = SparseMatrix(replace(case, block=block).weights.reshape(512, -1))
         found[block] = plan_quads(QuadWork(matrix, seen, y, False, TARGET)).row.emitter
     assert not found[1, 1].fours and found[1, 4].fours and found[2, 4] == QuadForm(2, fours=True)
+
+
+@pytest.mark.plans
+def test_few_inputs_of_many_rows_are_copied_once_for_each_tap() -> None:
+    """A dense first layer; sparse rows read too few of the copies, and a 1x1 layer needs none."""
+    found = []
+    for channels, kernel, density in ((3, 3, 1.0), (3, 3, 0.05), (48, 1, 1.0), (64, 3, 1.0)):
+        case = Case(channels, 32, (56, 56), (kernel,) * 2, density=density)
+        planes = BytePlanes.plain((1, channels, 56, 56))
+        axis = Axis(56, 56, kernel, 1, kernel // 2, 1)
+        seen, y = windows_of(planes, axis, axis), BytePlanes.plain((1, 32, 56, 56))
+        matrix = SparseMatrix(case.weights.reshape(32, -1))
+        found.append(plan_quads(QuadWork(matrix, seen, y, False, NARROW)).row.emitter.by_taps)
+    assert found == [True, False, False, False]
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 7, 40])
+def test_inputs_that_fit_lie_side_by_side(inputs: int) -> None:
+    random = np.random.default_rng(inputs)
+    weights = random.integers(-127, 128, (30, inputs)).astype(np.float32)
+    weights[:, 0] = 127
+    rows = quantised_nonzeros(SparseMatrix(weights))[0]
+    order = fitting_order(rows)
+    assert sorted(order) == list(range(inputs))
+    ordered = in_order(rows, order)
+    np.testing.assert_array_equal(ordered.dense(), rows.dense()[:, order])
+    form = QuadForm(1, fours=True, paired=True)
+    assert quads_of_rows(ordered, 1, form) <= quads_of_rows(rows, 1, form)
 
 
 @pytest.mark.plans

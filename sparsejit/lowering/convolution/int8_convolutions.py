@@ -43,6 +43,7 @@ from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
 from sparsejit.asm_templates.convolution.int8_row_pairs import emit_row_pairs, pair_rows
 from sparsejit.asm_templates.convolution.int8_tables import TableParts
 from sparsejit.asm_templates.convolution.int8_tap_pairs import emit_tap_pairs, has_room, pair_taps
+from sparsejit.asm_templates.convolution.int8_taps import TapFours, in_order, tap_fours
 from sparsejit.asm_templates.convolution.int8_tiles import emit_tiles
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.ir.operator import Node
@@ -57,6 +58,7 @@ from sparsejit.lowering.convolution.int8_images import (
     ZERO,
     bind_image,
     by_fours,
+    by_taps,
     byte_view,
     bytes_of,
     check_bytes,
@@ -75,6 +77,7 @@ from sparsejit.planner.int8_plan import (
     byte_convolution_ns,
     byte_depthwise_cost,
     fills_vectors,
+    order_of_taps,
     plan_quads,
     takes_columns,
 )
@@ -237,14 +240,17 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     work = QuadWork(matrix, windows, y, adds, target, looked_up)
     form: QuadForm = plan_quads(work).row.emitter
     reads: tuple[View, ...] = (x,)
-    if form.fours:
+    taps = tap_fours(windows, y, order_of_taps(matrix)) if form.by_taps else None
+    if taps is not None:
+        reads = (by_taps(low, x, taps, node.output.origin),)
+    elif form.fours:
         fours = ChannelFours(windows.planes, windows.phases)
         reads = (by_fours(low, x, fours, image.steps.zero_point + ZERO, node.output.origin),)
     if adds:
         assert op.rounding.added is not None
         reads = *reads, _added(low, node, bytes_of(low, others[1], op.rounding.added), y)
     result, all_of_it = byte_view(y), (0, y.channels)
-    product = _Product(node, windows, image.steps, form, y, reads, result, *all_of_it)
+    product = _Product(node, windows, image.steps, form, y, reads, result, *all_of_it, taps)
     low.add(_step(low, product))
     bind_image(low, node.output, ByteImage(result, y, op.rounding.result))
 
@@ -311,6 +317,7 @@ class _Product:
     result: View
     first: int
     end: int
+    taps: TapFours | None = None
 
     @property
     def op(self) -> Convolution:
@@ -337,13 +344,14 @@ class _Product:
         epilogue, ends = ends_of(matrix, bias, self.op, self.x)
         integers, _ = quantised_nonzeros(matrix)
         windows, form = self.windows, self.form
+        target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
+        work = QuadWork(matrix, windows, self.part, adds, target, _looked_up(epilogue))
+        cost = plan_quads(work, form).price.cost
+        if self.taps is not None:
+            windows, integers = self.taps.windows, in_order(integers, self.taps.order)
         x = ChannelFours(windows.planes, windows.phases) if form.fours else windows.planes
         places = windows.places(QUAD // form.offsets)
         before = -min(0, int(places.min()))
-        target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
-        looked_up = _looked_up(epilogue)
-        work = QuadWork(matrix, windows, self.part, adds, target, looked_up)
-        cost = plan_quads(work, form).price.cost
         if form.by_row:
             between = windows.planes, self.part
             is_first = self.first == 0
@@ -405,6 +413,8 @@ def _facts(
     together = form.together
     rows = "a row" if together == 1 else f"{together} rows"
     four = "four channels side by side" if form.fours else "four inputs"
+    if form.by_taps:
+        four = "four inputs side by side"
     if form.by_row:
         four = "two inputs"
     return Facts(

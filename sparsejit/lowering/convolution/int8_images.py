@@ -15,6 +15,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     ChannelFours,
     emit_fours,
 )
+from sparsejit.asm_templates.convolution.int8_taps import TapFours, emit_tap_fours
 from sparsejit.errors import CompileError
 from sparsejit.ir.operator import Node
 from sparsejit.ir.spec import DType, Quantisation
@@ -54,22 +55,43 @@ def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Orig
     Bytes around the image are `gap`.
     """
     if x not in low.byte_fours:
-        planes, each = fours.planes, fours.four
-        shape = planes.samples, fours.sample // each, each
-        into = View(
-            Buffer(fours.bytes), TensorType(shape, _BYTE), (fours.sample, each, 1), fours.before
-        )
 
         def emit(asm: Assembler, at: Locations) -> None:
             at.point(asm)
             emit_fours(asm, fours, gap)
 
-        cost = fours_cost(planes, low.target)
-        moved = planes.bytes + fours.bytes
-        facts = Facts("fours", predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved)
-        low.add(Step(kernel_name("fours", low.target), origin, (x,), (into,), emit, facts))
-        low.byte_fours[x] = into
+        low.byte_fours[x] = _fours_step(low, x, fours, origin, emit)
     return low.byte_fours[x]
+
+
+def by_taps(low: Lowering, x: View, taps: TapFours, origin: Origin) -> View:
+    """A copy of the inputs of windows over byte planes, side by side by four."""
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_tap_fours(asm, taps)
+
+    return _fours_step(low, x, taps.y, origin, emit)
+
+
+def _fours_step(
+    low: Lowering,
+    x: View,
+    fours: ChannelFours,
+    origin: Origin,
+    emit: Callable[[Assembler, Locations], None],
+) -> View:
+    """Append the step that copies x to fours; return the view that it writes."""
+    planes, each = fours.planes, fours.four
+    shape = planes.samples, fours.sample // each, each
+    into = View(
+        Buffer(fours.bytes), TensorType(shape, _BYTE), (fours.sample, each, 1), fours.before
+    )
+    cost = fours_cost(planes, low.target)
+    moved = planes.bytes + fours.bytes
+    facts = Facts("fours", predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved)
+    low.add(Step(kernel_name("fours", low.target), origin, (x,), (into,), emit, facts))
+    return into
 
 
 def bytes_of(low: Lowering, value: Value, steps: Quantisation) -> ByteImage:
@@ -88,7 +110,8 @@ def bytes_of(low: Lowering, value: Value, steps: Quantisation) -> ByteImage:
         emit_to_bytes(asm, rows, planes, in_bytes(steps))
 
     moved = value.type.bytes + 2 * planes.bytes
-    low.add(copy_step(low, "to-bytes", value.origin, (x, image.view), moved, emit))
+    is_far = value in low.graph.inputs
+    low.add(copy_step(low, "to-bytes", value.origin, (x, image.view), moved, emit, is_far))
     low.byte_images[value, steps] = image
     return image
 
@@ -124,10 +147,14 @@ def copy_step(
     between: tuple[View, View],
     moved_bytes: int,
     emit: Callable[[Assembler, Locations], None],
+    is_far: bool = False,
 ) -> Step:
-    """A step that reads one view and writes another, element by element."""
+    """A step that reads one view and writes another, element by element.
+
+    is_far: whether the view that it reads comes from beyond L2.
+    """
     x, y = between
-    cost = copy_cost(moved_bytes, low.target)
+    cost = copy_cost(moved_bytes, low.target, is_far)
     facts = Facts(kernel, predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved_bytes)
     return Step(kernel_name(kernel, low.target), origin, (x,), (y,), emit, facts)
 

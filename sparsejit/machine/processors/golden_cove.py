@@ -59,6 +59,8 @@ _STEPS = {
     ("int8-single", "avx512", "int8"): StepPrice(1.07, "A in 99 ns at 3.03 GHz"),
     ("int8-staged", "avx512", "int8"): StepPrice(1.1, "3072x1024 at 4 % in 16x1, weights in L1"),
     ("int8-dense", "avx512", "int8"): StepPrice(0.55, "assumed: two loads a cycle"),
+    ("int8-dense", "avx2", "int8"): StepPrice(1.05, "assumed: as without VNNI"),
+    ("int8-dense-signed", "avx2", "int8"): StepPrice(1.4, "assumed: four, on three ports"),
     ("int8-pairs", "avx512", "int8"): StepPrice(2.25, _MEASURED),
     ("int8-pairs", "avx2", "int8"): StepPrice(1.6, _MEASURED),
     ("immediate", "avx512", "float32"): StepPrice(0.8, _MEASURED),
