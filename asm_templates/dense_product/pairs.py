@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace
 from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, FloatArray, copied_pitch
+from sparsejit.asm_templates.shared.interleave import load_order_of_pairs, pair_vectors
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, load_masked, set_tail_mask
 from sparsejit.asm_templates.shared.rows import zero
@@ -21,7 +22,6 @@ from sparsejit.ir.spec import DenseProduct
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
-    Literal,
     Memory,
     Register,
     k,
@@ -120,8 +120,7 @@ def emit_paired_strip(
 
     Clobbers rax, rcx, r8, k7 and vectors.
     """
-    order = np.arange(2 * _LANES).reshape(2, _LANES).T.astype(np.uint16)
-    asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order.ravel())))
+    load_order_of_pairs(asm, _ORDER)
     if columns.lanes_of_last:
         set_tail_mask(asm, columns.lanes_of_last)
     asm.emit("mov", _FROM, strip.base)
@@ -134,8 +133,7 @@ def emit_paired_strip(
                 columns.load(asm, _HIGH, number, strip.pitch)
             else:
                 zero(asm, _HIGH)
-            asm.emit("vcvtne2ps2bf16", _LOW, _HIGH, _LOW)
-            asm.emit("vpermw", _LOW, _ORDER, _LOW)
+            pair_vectors(asm, _LOW, _HIGH, _ORDER)
             asm.emit("vmovups", Memory(_TO, _LINE * number), _LOW)
         asm.emit("add", _FROM, 2 * strip.pitch)
         asm.emit("add", _TO, _LINE * columns.vectors)
