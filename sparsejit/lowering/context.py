@@ -161,6 +161,11 @@ class Lowering:
         return self.graph.consumers()
 
     @cached_property
+    def producers(self) -> dict[Value, Node]:
+        """`Graph.producers` of the graph."""
+        return self.graph.producers()
+
+    @cached_property
     def feature_major(self) -> FeatureMajor:
         """The values that lie feature-major, and the nodes that read or write them so."""
         takes = takes_panels(self.options.planner, self.matrix, self._nonzeros)

@@ -58,7 +58,12 @@ def gains_by_pairs(target: Target) -> bool:
     """Whether long attentions take less time in pairs of bfloat16 than in float32."""
     prices = target.core.attention
     pairs, floats = (prices[key].wide_score + prices[key].value for key in ("pairs", "avx512"))
-    return _WORTH_ROUNDING * pairs < 2 * floats
+    return is_worth_rounding(pairs, 2 * floats)
+
+
+def is_worth_rounding(pairs: float, floats: float) -> bool:
+    """Whether a time in pairs of bfloat16 is enough below the time in float32."""
+    return _WORTH_ROUNDING * pairs < floats
 
 
 def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Cost:

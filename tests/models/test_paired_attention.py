@@ -9,7 +9,9 @@ from test_attention import HERE, attention_graph, uniform
 
 from sparsejit.attention_masks import block, causal, local
 from sparsejit.ir.graph import Graph, GraphBuilder
-from sparsejit.ir.ops.products import Attention
+from sparsejit.ir.ops import row_chains
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.products import Attention, Bmm
 from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.reference import round_to_bfloat16
 from sparsejit.ir.values import Array, TensorType
@@ -20,6 +22,7 @@ from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.threads.waves import ScheduledStep, Wave
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
+from sparsejit.passes.default import run_passes
 from sparsejit.planner.attention_plan import (
     FORMS,
     ONE_KERNEL,
@@ -202,6 +205,69 @@ def test_a_result_has_the_same_bits_in_any_part_and_batch(mask: str, way: int) -
     (alone,) = run_built(built_model(whole), [x[1:2] for x in inputs]).outputs
     assert found.tobytes() == wanted.tobytes()
     assert alone[0].tobytes() == wanted[1].tobytes()
+
+
+def masked_by_a_call(*shapes: tuple[int, ...]) -> Graph:
+    """softmax(Q K^T / 2 + mask) V, as two products; the last shape is the mask's."""
+    build = GraphBuilder()
+    query, key, value, mask = (build.input(TensorType(shape), HERE) for shape in shapes)
+    scores = build.one(Bmm(True, 0.5), query, key, origin=HERE)
+    masked = build.one(Pointwise("add"), scores, mask, origin=HERE)
+    shares = build.one(row_chains.softmax(masked.shape), masked, origin=HERE)
+    return run_passes(build.finish([build.one(Bmm(), shares, value, origin=HERE)]))
+
+
+def products_of(graph: Graph, options: ModelOptions) -> list[str]:
+    steps = [step.kernel for step in lower_model(graph, options).steps]
+    return [kernel for kernel in steps if "product" in kernel]
+
+
+@runs_here
+@pytest.mark.parametrize("line", [True, False])
+@pytest.mark.parametrize(
+    ("queries", "keys", "depth", "values"), [(40, 40, 16, 24), (33, 70, 64, 17), (128, 31, 50, 64)]
+)
+def test_masks_of_a_call_stand_between_products_of_pairs(
+    queries: int, keys: int, depth: int, values: int, line: bool
+) -> None:
+    """Padding, whose scores are -infinity, or numbers for each query and key."""
+    random = np.random.default_rng(keys)
+    shapes = [(2, queries, depth), (2, keys, depth), (2, keys, values)]
+    inputs = [2 * uniform(random, shape) for shape in shapes]
+    bias = 3 * uniform(random, (2, queries, keys))
+    padding = np.where(np.arange(keys) < 20, 0, -np.inf).astype(np.float32)[None, None]
+    inputs.append(padding if line else bias)
+    graph = masked_by_a_call(*(x.shape for x in inputs))
+    options = replace(OPTIONS, target=replace(TARGET, core=core_named("zen4")))
+    assert products_of(graph, options) == ["paired dense product"] * 2
+    q, k, v = (round_to_bfloat16(x).astype(float) for x in inputs[:3])
+    powers = np.exp(q @ k.swapaxes(-1, -2) / 2 + inputs[3])
+    shares = powers / powers.sum(axis=-1, keepdims=True)
+    bound = 1.02 * 2.0**-8 * shares @ abs(v) + 1e-5
+
+    def within(outputs: list[Array]) -> None:
+        assert (abs(outputs[0] - shares @ v) <= bound).all()
+
+    check_at_guard_pages(built_model(lower_model(graph, options)), inputs, within)
+
+
+def test_products_stay_exact_where_rounding_is_not_allowed_or_gains_nothing() -> None:
+    """Others than attention's, a single query, and where the options or the core say so."""
+    zen4, golden_cove = (replace(TARGET, core=core_named(key)) for key in ("zen4", "golden_cove"))
+    shapes = [(2, 64, 32)] * 3 + [(1, 1, 64)]
+    graph, allowed = masked_by_a_call(*shapes), replace(OPTIONS, target=zen4)
+    for options in (
+        replace(allowed, rounds_x=False),
+        replace(allowed, exact=True),
+        replace(allowed, target=golden_cove),
+    ):
+        assert products_of(graph, options) == ["dense product"] * 2
+    single = masked_by_a_call((2, 1, 32), *shapes[1:3], (2, 1, 64))
+    assert products_of(single, allowed) == ["dense product"] * 2
+    build = GraphBuilder()
+    operands = [build.input(TensorType((2, 64, 64)), HERE) for _ in range(2)]
+    alone = build.finish([build.one(Bmm(), *operands, origin=HERE)])
+    assert products_of(alone, allowed) == ["dense product"]
 
 
 def kernels(options: ModelOptions, *shapes: tuple[int, ...]) -> list[str]:
