@@ -13,13 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace
-from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, FloatArray, copied_pitch
+from sparsejit.asm_templates.dense_product.tiling import (
+    LARGEST_STRIP,
+    FloatArray,
+    copied_pitch,
+    tiling,
+)
 from sparsejit.asm_templates.shared.interleave import load_order_of_pairs, pair_vectors
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, load_masked, set_tail_mask
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.asm_templates.shared.storage import bfloat16_bits
 from sparsejit.ir.spec import DenseProduct
+from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -65,6 +71,13 @@ def pair_pitch(depth: int) -> int:
 def fits_stack(spec: DenseProduct) -> bool:
     """Whether the pairs of A have room on the stack."""
     return spec.rows * pair_pitch(spec.depth) <= LARGEST_STRIP
+
+
+def both_fit_stack(spec: DenseProduct, target: Target) -> bool:
+    """Whether the pairs of A and of a strip of B have room on the stack beside each other."""
+    vectors, pitch = tiling(spec, target).vectors, pair_pitch(spec.depth)
+    strip = vectors * (_LINE * spec.steps + spec.transposed * _LANES * pitch)
+    return spec.rows * pitch + strip <= LARGEST_STRIP
 
 
 def paired_lines(spec: DenseProduct) -> int:

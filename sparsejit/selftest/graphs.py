@@ -270,7 +270,8 @@ class KernelGraph:
     build: writes the graph for a dtype and sizes.
     spans: the sizes, by the names that `build` has for them.
     prefers: the rows of the planner's tables that the kernel needs, whatever they cost.
-    steps: the error that is allowed beside others', where float32 may round steps either way.
+    steps: the error that is allowed beside others', where float32 may round steps either way, or
+        operands are rounded to bfloat16.
     """
 
     build: Callable[[Drawing, DType, Mapping[str, int]], Drawn]

@@ -252,7 +252,7 @@ def test_masks_of_a_call_stand_between_products_of_pairs(
 
 
 def test_products_stay_exact_where_rounding_is_not_allowed_or_gains_nothing() -> None:
-    """Others than attention's, a single query, and where the options or the core say so."""
+    """Others than attention's, a single query, 1.2 MB of shares, and as options or the core say."""
     zen4, golden_cove = (replace(TARGET, core=core_named(key)) for key in ("zen4", "golden_cove"))
     shapes = [(2, 64, 32)] * 3 + [(1, 1, 64)]
     graph, allowed = masked_by_a_call(*shapes), replace(OPTIONS, target=zen4)
@@ -262,6 +262,8 @@ def test_products_stay_exact_where_rounding_is_not_allowed_or_gains_nothing() ->
         replace(allowed, target=golden_cove),
     ):
         assert products_of(graph, options) == ["dense product"] * 2
+    far = masked_by_a_call((1, 40, 32), *[(1, 15_000, 32)] * 2, (1, 1, 15_000))
+    assert products_of(far, allowed) == ["paired dense product", "dense product"]
     single = masked_by_a_call((2, 1, 32), *shapes[1:3], (2, 1, 64))
     assert products_of(single, allowed) == ["dense product"] * 2
     build = GraphBuilder()

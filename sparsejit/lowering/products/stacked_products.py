@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 
 from sparsejit.asm_templates.dense_product.few_rows import has_few_rows
-from sparsejit.asm_templates.dense_product.pairs import fits_stack
+from sparsejit.asm_templates.dense_product.pairs import both_fit_stack
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.location import Location
@@ -87,9 +87,9 @@ def _is_softmax(node: Node) -> bool:
 
 
 def _gains_by_pairs(product: DenseProduct, target: Target) -> bool:
-    """Whether a product is worth rounding, and its A has room on the stack."""
+    """Whether a product is worth rounding, and has room on the stack."""
     pairs = replace(product, together=2)
-    if product.a_transposed or has_few_rows(product, target) or not fits_stack(pairs):
+    if product.a_transposed or has_few_rows(product, target) or not both_fit_stack(pairs, target):
         return False
     return is_worth_rounding(*(dense_product_ns(each, target) for each in (pairs, product)))
 
