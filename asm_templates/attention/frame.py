@@ -47,7 +47,8 @@ class AttentionStack:
     `axes`, from the outermost: the turns of its loop, and the bytes by which Q, K, V and the result
     move in each turn. If there are several masks, each place of the last axis has its own.
     `packed_from`: bytes from row to row of V, which is then copied to rows side by side, each in
-    whole vectors; with 0, V is read in place.
+    whole vectors; with 0, V is read in place. `pairs`: operands are multiplied in pairs of
+    bfloat16, to which K and V are copied.
     """
 
     keys: int
@@ -56,16 +57,31 @@ class AttentionStack:
     scale: float
     axes: tuple[tuple[int, tuple[int, ...]], ...]
     packed_from: int = 0
+    pairs: bool = False
 
     def scratch_bytes(self, tiles: AttentionTiles, target: Target) -> int:
-        """Return the bytes of scratch memory: the frame, and the copy of V."""
-        copied = self.keys * packed_pitch(self.values, target) if self.packed_from else 0
-        return places_of(self, tiles, target).values + copied
+        """Return the bytes of scratch memory: the frame, and the copies of V and K."""
+        return places_of(self, tiles, target).end
+
+    @property
+    def together(self) -> int:
+        """Number of features of a key, and of keys of a value, that one product takes."""
+        return 2 if self.pairs else 1
+
+    @property
+    def steps(self) -> int:
+        """Number of products for a score."""
+        return ceil_div(self.depth, self.together)
 
 
 def packed_pitch(values: int, target: Target) -> int:
-    """Return the bytes of a row in the copy of V."""
+    """Return the bytes of a row in the copy of V, of two keys with pairs."""
     return ceil_div(values, target.lanes) * target.vector_bytes
+
+
+def paired_pitch(depth: int) -> int:
+    """Return the bytes of a row in the copy of K, in pairs of features."""
+    return round_up(2 * depth, 64)
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,8 @@ class Places:
     `share`, by which its new sums of values are multiplied; for a tile that adds to the results of
     an earlier one, that tile's `old_largest` and `old_total`, which is replaced by the factor of
     the earlier results. Then the tile's `queries`, transposed, and its `scores`; `sums` keeps the
-    largest score and the total of all rows of all tiles, `values` the copy of V.
+    largest score and the total of all rows of all tiles, `values` the copy of V and `keys` of K.
+    The memory ends at `end`.
     """
 
     largest: int
@@ -88,17 +105,22 @@ class Places:
     scores: int
     sums: int
     values: int
+    keys: int
+    end: int
 
 
 def places_of(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Places:
     first = round_up(COUNTERS + 8 * (1 + len(stack.axes)), 64)
     row = FLOAT * tiles.rows
     largest, total, share, old_largest, old_total, queries = range(first, first + 6 * row, row)
-    scores = queries + row * stack.depth
+    scores = queries + row * stack.steps
     sums = scores + row * tiles.most_keys
     values = round_up(sums + SUMS_BYTES * tiles.queries, 64)
     olds = old_largest, old_total
-    return Places(largest, total, share, *olds, queries, scores, sums, values)
+    copied, pitch = ceil_div(stack.keys, stack.together), packed_pitch(stack.values, target)
+    keys = values + (copied * pitch if stack.packed_from or stack.pairs else 0)
+    end = keys + (2 * copied * paired_pitch(stack.depth) if stack.pairs else 0)
+    return Places(largest, total, share, *olds, queries, scores, sums, values, keys, end)
 
 
 class AttentionCode:
@@ -108,6 +130,7 @@ class AttentionCode:
         self.asm, self.stack, self.tiles = asm, stack, tiles
         self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
         self.wide = asm.target.isa == "avx512"
+        self.multiply = "vdpbf16ps" if stack.pairs else "vfmadd231ps"
         self.row_bytes = FLOAT * tiles.rows  # bytes of a number for each row of a tile
         self.places = places_of(stack, tiles, asm.target)
         last = asm.target.vector_registers - 1
@@ -118,12 +141,14 @@ class AttentionCode:
     def start(self, operand: int) -> None:
         """Append code: TABLE = the address of this tile's row offsets, BASE = an operand's address.
 
-        `operand` is the frame's slot with the address of Q, K, V or the result; a copy of V is
-        preferred.
+        `operand` is the frame's slot with the address of Q, K, V or the result; a copy of K or V
+        is preferred.
         """
         self.asm.emit("mov", TABLE, Memory(FRAME, TILE_SLOT))
-        if operand == VALUE_SLOT and self.stack.packed_from:
+        if operand == VALUE_SLOT and (self.stack.packed_from or self.stack.pairs):
             self.asm.emit("lea", BASE, Memory(FRAME, self.places.values))
+        elif operand == KEY_SLOT and self.stack.pairs:
+            self.asm.emit("lea", BASE, Memory(FRAME, self.places.keys))
         else:
             self.asm.emit("mov", BASE, Memory(FRAME, operand))
 
@@ -133,31 +158,44 @@ class AttentionCode:
         TABLE points at the first group in the table, SCORES at its scores, BASE at the operand;
         GROUPS_LEFT = the number of groups.
         """
-        asm, keys = self.asm, 3 * FLOAT * self.tiles.rows
         self.start(operand)
-        asm.emit("mov", dword(GROUPS_LEFT), Memory(TABLE, keys + FLOAT))
-        asm.emit("mov", dword(rax), Memory(TABLE, keys))
+        self.start_list(3 * FLOAT * self.tiles.rows)
+        self.asm.emit("lea", SCORES, Memory(FRAME, self.places.scores))
+
+    def start_list(self, first: int) -> None:
+        """Append code: TABLE = the list of a header at TABLE, GROUPS_LEFT = its length.
+
+        The header has the list's place at its byte `first`.
+        """
+        asm = self.asm
+        asm.emit("mov", dword(GROUPS_LEFT), Memory(TABLE, first + FLOAT))
+        asm.emit("mov", dword(rax), Memory(TABLE, first))
         asm.emit("lea", TABLE, Literal(self.numbers))
         asm.emit("add", TABLE, rax)
-        asm.emit("lea", SCORES, Memory(FRAME, self.places.scores))
 
     @contextmanager
-    def each_group(self) -> Iterator[None]:
-        """Append the `with` block's code as a loop over a tile's groups; see `start_groups`."""
+    def each_group(self, rows: int = KEYS) -> Iterator[None]:
+        """Append the `with` block's code as a loop over a tile's groups; see `start_groups`.
+
+        A group has `rows` rows of scores.
+        """
         asm = self.asm
         with counted_down(asm, dword(GROUPS_LEFT)):
             yield
             asm.emit("add", TABLE, self.tiles.group_bytes)
-            asm.emit("add", SCORES, KEYS * self.row_bytes)
+            asm.emit("add", SCORES, rows * self.row_bytes)
 
-    def point(self, first: int) -> None:
-        """Append code: KEY_ROWS = the addresses of 8 keys' rows in K or V, as BASE points at one.
+    def point(self, is_value: bool) -> list[Register]:
+        """Append code: the registers = the addresses of a group's rows in K or V.
 
-        The current group in the table has their offsets from its byte `first` on.
+        BASE points at the operand, TABLE at the group.
         """
-        for number, register in enumerate(KEY_ROWS):
+        rows = list(KEY_ROWS[: self.tiles.offsets])
+        first = FLOAT * len(rows) * is_value
+        for number, register in enumerate(rows):
             self.asm.emit("mov", dword(register), Memory(TABLE, first + FLOAT * number))
             self.asm.emit("add", register, BASE)
+        return rows
 
     def point_row(self, register: Register, row: int, which: int) -> None:
         """Append code: register = the byte offset of the tile's query `row` in one of three arrays.

@@ -48,6 +48,12 @@ from sparsejit.asm_templates.attention.frame import (
     AttentionCode,
     AttentionStack,
     packed_pitch,
+    paired_pitch,
+)
+from sparsejit.asm_templates.attention.paired_operands import (
+    PairedPowers,
+    emit_paired_operands,
+    emit_pairs_of_row,
 )
 from sparsejit.asm_templates.attention.tables import KEYS, AttentionTiles, IntArray
 from sparsejit.asm_templates.pointwise.power_of_two import emit_exp2
@@ -152,7 +158,8 @@ class _ResultBlock:
         self.values, self.share, self.mask, self.spare = free[3:], *free[:3]
         self.tail = self.mask
         beyond = (self.first + self.vectors) * code.lanes - code.stack.values
-        self.last_lanes = code.lanes - (0 if code.stack.packed_from else max(0, beyond))
+        is_copied = code.stack.packed_from or code.stack.pairs
+        self.last_lanes = code.lanes - (0 if is_copied else max(0, beyond))
 
     def emit(self, adds: bool) -> None:
         code, asm = self.code, self.asm
@@ -162,9 +169,8 @@ class _ResultBlock:
             zero(asm, vector(asm, number))
         if self.last_lanes < code.lanes:
             self.tail = tail_mask(asm, self.last_lanes, self.mask)
-        with code.each_group():
-            code.point(FLOAT * KEYS)
-            for key, row in enumerate(KEY_ROWS):
+        with code.each_group(code.tiles.offsets):
+            for key, row in enumerate(code.point(is_value=True)):
                 self._key(key, row)
         self._write(adds)
 
@@ -180,7 +186,7 @@ class _ResultBlock:
         lines = [line("vbroadcastss", self.share, share)]
         for place, value in enumerate(self.values):
             total = vector(asm, number * self.vectors + place)
-            lines.append(line("vfmadd231ps", total, self.share, value))
+            lines.append(line(code.multiply, total, self.share, value))
         asm.stamp(self.rows, lines)
 
     def _write(self, adds: bool) -> None:
@@ -209,22 +215,21 @@ class _ResultBlock:
 
 _DEPTH_LEFT, _QUERIES = r8, rbx
 _UNROLL = 32  # products of a key in a turn of the loop over the depth
-_SEEN_AT = 2 * FLOAT * KEYS
 # Finite and positive, so that a row that sees no key becomes zeros and not NaN.
 _LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
 
 
 def emit_queries(code: AttentionCode) -> None:
     """Transpose the tile's rows of Q, times scale * log2(e), so that scores are exponents of 2."""
-    asm, depth, lanes = code.asm, code.stack.depth, code.lanes
-    squares, rest = divmod(depth, lanes)
+    asm, lanes, together = code.asm, code.lanes, code.stack.together
+    squares, rest = divmod(code.stack.depth, together * lanes)
     code.start(QUERY_SLOT)
     asm.emit("lea", SCORES, Memory(FRAME, code.places.queries))
     load_constant(asm, code.total[0], code.stack.scale * log2(euler))
 
     def square() -> None:
-        _transpose(code, lanes)
-        asm.emit("add", BASE, code.vector_bytes)
+        _transpose(code, together * lanes)
+        asm.emit("add", BASE, together * code.vector_bytes)
         asm.emit("add", SCORES, lanes * code.row_bytes)
 
     def vector_of_rows() -> None:
@@ -233,7 +238,7 @@ def emit_queries(code: AttentionCode) -> None:
             _transpose(code, rest)
         if code.tiles.width > 1:
             asm.emit("add", TABLE, FLOAT * lanes)
-            asm.emit("sub", BASE, squares * code.vector_bytes)
+            asm.emit("sub", BASE, squares * together * code.vector_bytes)
             asm.emit("sub", SCORES, squares * lanes * code.row_bytes - code.vector_bytes)
 
     repeat(asm, code.tiles.width, _QUERIES, vector_of_rows)
@@ -244,20 +249,25 @@ def _transpose(code: AttentionCode, columns: int) -> None:
 
     The features begin at BASE plus each query's offset in the table; they go to SCORES.
     """
-    asm, lanes = code.asm, code.lanes
+    asm, lanes, scale = code.asm, code.lanes, code.total[0]
     rows, spare = [vector(asm, number) for number in range(lanes)], vector(asm, lanes)
     for lane, row in enumerate(rows):
         code.point_row(rcx, lane, 0)
         asm.emit("add", rcx, BASE)
-        load(asm, row, rcx, 0, columns, spare if row is rows[-1] else rows[-1])
-    for number, column in enumerate(transposed(asm, rows, spare)[:columns]):
-        asm.emit("vmulps", column, column, code.total[0])
+        if code.stack.pairs:
+            emit_pairs_of_row(asm, row, vector(asm, lanes + 1), rcx, columns, scale)
+        else:
+            load(asm, row, rcx, 0, columns, spare if row is rows[-1] else rows[-1])
+    steps = ceil_div(columns, code.stack.together)
+    for number, column in enumerate(transposed(asm, rows, spare)[:steps]):
+        if not code.stack.pairs:
+            asm.emit("vmulps", column, column, scale)
         asm.emit("vmovups", Memory(SCORES, number * code.row_bytes), column)
 
 
 def emit_scores(code: AttentionCode) -> None:
     """Append the code of a tile's scores, query times key, and of each query's largest score."""
-    asm, depth = code.asm, code.stack.depth
+    asm, steps = code.asm, code.stack.steps
     registers = _Registers(code)
     code.start_groups(KEY_SLOT)
     asm.emit("lea", _QUERIES, Memory(FRAME, code.places.queries))
@@ -265,12 +275,12 @@ def emit_scores(code: AttentionCode) -> None:
         load_constant(asm, largest, _LEAST_SCORE)
     registers.load_constants()
     with code.each_group():
-        code.point(0)
+        code.point(is_value=False)
         for each in registers.sums:
             for total in each:
                 zero(asm, total)
         unroll = _UNROLL // code.tiles.width
-        turns, rest = divmod(depth, unroll)
+        turns, rest = divmod(steps, unroll)
         repeat(asm, turns, _DEPTH_LEFT, lambda: registers.depth(unroll, turns + (rest > 0) > 1))
         registers.depth(rest, moves=False)
         if turns + (rest > 0) > 1:
@@ -308,7 +318,7 @@ class _Registers:
             self.asm.emit("vmovups", self.bits, Literal(bits))
 
     def depth(self, count: int, moves: bool) -> None:
-        """Append code that adds the products of `count` features of queries and keys to the sums.
+        """Append code that adds `count` products of queries and each key to the sums.
 
         With `moves` the pointers into both advance past these features.
         """
@@ -317,17 +327,20 @@ class _Registers:
         for number, query in enumerate(self.queries):
             offset = element * code.row_bytes + number * code.vector_bytes
             lines.append(line("vmovups", query, Memory(_QUERIES, offset)))
-        for sums, row in zip(self.sums, KEY_ROWS, strict=True):
+        together, other = code.stack.together, paired_pitch(code.stack.depth)
+        for key, sums in enumerate(self.sums):
+            offset = key % together * other + FLOAT * element
+            place = Memory(KEY_ROWS[key // together], offset)
             if code.wide and len(sums) == 1:
-                place = Memory(row, FLOAT * element, broadcast=code.lanes)
-                lines.append(line("vfmadd231ps", sums[0], self.queries[0], place))
+                place = place._replace(broadcast=code.lanes)
+                lines.append(line(code.multiply, sums[0], self.queries[0], place))
                 continue
-            lines.append(line("vbroadcastss", self.element, Memory(row, FLOAT * element)))
+            lines.append(line("vbroadcastss", self.element, place))
             for total, query in zip(sums, self.queries, strict=True):
-                lines.append(line("vfmadd231ps", total, query, self.element))
+                lines.append(line(code.multiply, total, query, self.element))
         self.asm.stamp(count, lines)
         if moves:
-            for row in KEY_ROWS:
+            for row in KEY_ROWS[: code.tiles.offsets]:
                 self.asm.emit("add", row, FLOAT * count)
             self.asm.emit("add", _QUERIES, count * code.row_bytes)
 
@@ -343,7 +356,8 @@ class _Registers:
 
     def _forbid(self, key: int, number: int) -> None:
         asm, scores = self.asm, self.sums[key][number]
-        seen = Memory(TABLE, _SEEN_AT + FLOAT * (key * self.code.tiles.width + number))
+        tiles = self.code.tiles
+        seen = Memory(TABLE, tiles.seen_at + FLOAT * (key * tiles.width + number))
         if self.code.wide:
             mask = k(1 + key % 4)
             asm.emit("mov", dword(rax), seen)
@@ -357,10 +371,14 @@ class _Registers:
 
 
 def emit_powers(code: AttentionCode) -> None:
-    """Replace each score by 2^(score - largest); store each row's largest score, sum, 1 / sum."""
+    """Replace each score by 2^(score - largest); store each row's largest score, sum, 1 / sum.
+
+    Pairs of them take half the room.
+    """
     asm, width = code.asm, code.tiles.width
     code.start_groups(KEY_SLOT)
     at_once = KEYS if code.wide else KEYS // 2
+    pairs = PairedPowers(code, 3 * at_once + 1) if code.stack.pairs else None
     for total in code.total:
         zero(asm, total)
     with code.each_group():
@@ -371,6 +389,9 @@ def emit_powers(code: AttentionCode) -> None:
                 asm.emit("vmovups", register, place)
                 asm.emit("vsubps", register, register, code.largest[number % width])
             emit_exp2(asm, scores, [vector(asm, at_once + n) for n in range(2 * at_once + 1)])
+            if pairs is not None:
+                pairs.keep(first, scores)
+                continue
             for register, place in zip(scores, places, strict=True):
                 asm.emit("vmovups", place, register)
             while len(scores) > width:
@@ -380,6 +401,8 @@ def emit_powers(code: AttentionCode) -> None:
                 scores = scores[:half]
             for total, each in zip(code.total, scores, strict=True):
                 asm.emit("vaddps", total, total, each)
+        if pairs is not None:
+            pairs.move()
     _keep_sums(code)
 
 
@@ -478,7 +501,9 @@ def _emit_axes(code: AttentionCode, number: int) -> None:
         asm.emit("mov", Memory(FRAME, TILE_SLOT), rax)
     if number == len(axes):
         counter = Memory(FRAME, COUNTERS)
-        if code.stack.packed_from:
+        if code.stack.pairs:
+            emit_paired_operands(code)
+        elif code.stack.packed_from:
             emit_packing(code)
         repeat(asm, tiles.tiles, counter, lambda: _emit_tile(code, adds=False))
         repeat(asm, tiles.added, counter, lambda: _emit_tile(code, adds=True))

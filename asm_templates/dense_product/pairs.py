@@ -1,7 +1,8 @@
 """Operands of a dense product, rounded to bfloat16 and stored as pairs along the depth.
 
     paired              converts a constant operand: neighbours on its last axis form a pair
-    emit_paired_rows    converts A (rows, depth) in a call: neighbours in a row form a pair
+    emit_paired_rows    converts A (rows, depth) in a call: neighbours in a row form a pair; and a
+                        strip of B that is stored transposed
     emit_paired_strip   converts a strip of B (depth, columns) in a call: two rows interleave
 
 `vdpbf16ps sum, a, b` adds both products of each pair to the sum of its lane, in float32.
@@ -12,16 +13,22 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace
-from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, FloatArray, copied_pitch
+from sparsejit.asm_templates.dense_product.tiling import (
+    LARGEST_STRIP,
+    FloatArray,
+    copied_pitch,
+    tiling,
+)
+from sparsejit.asm_templates.shared.interleave import load_order_of_pairs, pair_vectors
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, load_masked, set_tail_mask
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.asm_templates.shared.storage import bfloat16_bits
 from sparsejit.ir.spec import DenseProduct
+from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
-    Literal,
     Memory,
     Register,
     k,
@@ -66,6 +73,20 @@ def fits_stack(spec: DenseProduct) -> bool:
     return spec.rows * pair_pitch(spec.depth) <= LARGEST_STRIP
 
 
+def both_fit_stack(spec: DenseProduct, target: Target) -> bool:
+    """Whether the pairs of A and of a strip of B have room on the stack beside each other."""
+    vectors, pitch = tiling(spec, target).vectors, pair_pitch(spec.depth)
+    strip = vectors * (_LINE * spec.steps + spec.transposed * _LANES * pitch)
+    return spec.rows * pitch + strip <= LARGEST_STRIP
+
+
+def paired_lines(spec: DenseProduct) -> int:
+    """Return the vectors of pairs to which A and B are rounded where neither is a constant."""
+    vectors = ceil_div(spec.columns, _LANES)
+    rows = spec.rows + (vectors * _LANES if spec.transposed else 0)
+    return vectors * spec.steps + rows * pair_pitch(spec.depth) // _LINE
+
+
 def paired(weights: FloatArray) -> FloatArray:
     """Return weights (rows, depth) as pairs of bfloat16 (rows, pairs).
 
@@ -77,20 +98,23 @@ def paired(weights: FloatArray) -> FloatArray:
     return np.ascontiguousarray(bfloat16_bits(padded)).view(np.float32)
 
 
-def emit_paired_rows(asm: Assembler, spec: DenseProduct, source: Register, into: Register) -> None:
-    """Append code that rounds A at `source` to pairs at `into`, with rows `pair_pitch` apart.
+def emit_paired_rows(
+    asm: Assembler, rows: int, depth: int, source: MatrixPlace, into: MatrixPlace
+) -> None:
+    """Append code that rounds a matrix (rows, depth) to pairs at `into`.
 
     The last line of a row is filled with zeros. Clobbers rax, rbx, r8 to r10, k5, k6 and vectors.
     """
-    rows, depth, pitch = spec.rows, spec.depth, pair_pitch(spec.depth)
-    if depth % (2 * _LANES) == 0 and spec.a_pitch == 4 * depth and pitch == 2 * depth:
+    if depth % (2 * _LANES) == 0 and source.pitch == 2 * into.pitch == 4 * depth:
         rows, depth = 1, rows * depth
     lines, rest = divmod(depth, 2 * _LANES)
     if rest:
         set_tail_mask(asm, min(rest, _LANES), _LOW_MASK)
         set_tail_mask(asm, max(rest - _LANES, 0), _HIGH_MASK)
-    asm.emit("mov", r9, source)
-    asm.emit("mov", r10, into)
+    for register, place in ((r9, source), (r10, into)):
+        asm.emit("mov", register, place.base)
+        if place.offset:
+            asm.emit("add", register, place.offset)
 
     def line_of_pairs() -> None:
         asm.emit("vmovups", _HIGH, Memory(r9, _LINE))
@@ -106,8 +130,8 @@ def emit_paired_rows(asm: Assembler, spec: DenseProduct, source: Register, into:
             load_masked(asm, _HIGH, _HIGH_MASK, Memory(r9, _LINE))
             asm.emit("vcvtne2ps2bf16", _HIGH, _HIGH, _LOW)
             asm.emit("vmovups", Memory(r10), _HIGH)
-        asm.emit("add", r9, spec.a_pitch - 2 * _LINE * lines)
-        asm.emit("add", r10, pitch - _LINE * lines)
+        asm.emit("add", r9, source.pitch - 2 * _LINE * lines)
+        asm.emit("add", r10, into.pitch - _LINE * lines)
 
     repeat(asm, rows, rbx, row)
 
@@ -120,8 +144,7 @@ def emit_paired_strip(
 
     Clobbers rax, rcx, r8, k7 and vectors.
     """
-    order = np.arange(2 * _LANES).reshape(2, _LANES).T.astype(np.uint16)
-    asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order.ravel())))
+    load_order_of_pairs(asm, _ORDER)
     if columns.lanes_of_last:
         set_tail_mask(asm, columns.lanes_of_last)
     asm.emit("mov", _FROM, strip.base)
@@ -134,8 +157,7 @@ def emit_paired_strip(
                 columns.load(asm, _HIGH, number, strip.pitch)
             else:
                 zero(asm, _HIGH)
-            asm.emit("vcvtne2ps2bf16", _LOW, _HIGH, _LOW)
-            asm.emit("vpermw", _LOW, _ORDER, _LOW)
+            pair_vectors(asm, _LOW, _HIGH, _ORDER)
             asm.emit("vmovups", Memory(_TO, _LINE * number), _LOW)
         asm.emit("add", _FROM, 2 * strip.pitch)
         asm.emit("add", _TO, _LINE * columns.vectors)

@@ -146,6 +146,13 @@ class _ProductCode:
         copied_pitch = quad_pitch if spec.quads else pair_pitch
         pitch = copied_pitch(spec.depth) if self.copies_a else spec.a_pitch
         self.a_row, self.a_step = (pitch, 4)[:: -1 if spec.a_transposed else 1]
+        # On the stack: a strip of B, then A, then the strip's rows where these are paired first.
+        strip = (spec.steps + int(spec.quads)) * tiles.vectors * self.vector_bytes
+        self.a_at = strip if self.copies_b else 0
+        self.turned_at = self.a_at + (spec.rows * self.a_row if self.copies_a else 0)
+        self.turns_pairs = spec.pairs and spec.transposed
+        turned = tiles.vectors * self.lanes * pair_pitch(spec.depth) if self.turns_pairs else 0
+        self.room = self.turned_at + turned
         beyond_l2 = b is not None and b.stream.nbytes > asm.target.l2_bytes
         self.tiles_a_strip = sum(each.count for each in tiles.row_tiles)
         self.fetches_ahead = beyond_l2 and self.tiles_a_strip >= _TILES_TO_FETCH_IN
@@ -154,11 +161,13 @@ class _ProductCode:
         asm = self.asm
         push(asm, _SAVED)
         if self.copies_a or self.copies_b:
-            self._make_room()
+            asm.emit("mov", _FRAME, rsp)
+            make_room(asm, self.room)
         if self.each is not None and self.copies_a:
             emit_quantised_rows(asm, self.spec, self.each, rsp)
         elif self.copies_a:
-            emit_paired_rows(asm, self.spec, rdi, rsp)
+            sizes, into = (self.spec.rows, self.spec.depth), MatrixPlace(rsp, self.a_row, self.a_at)
+            emit_paired_rows(asm, *sizes, MatrixPlace(rdi, self.spec.a_pitch), into)
         if self.b_literal is None:
             asm.emit("mov", _STRIP_B, rdx)
         else:
@@ -174,13 +183,6 @@ class _ProductCode:
         if self.copies_a or self.copies_b:
             asm.emit("mov", rsp, _FRAME)
         pop(asm, _SAVED)
-
-    def _make_room(self) -> None:
-        """Make room on the stack for a copied strip of B, or for the pairs of A."""
-        self.asm.emit("mov", _FRAME, rsp)
-        scales = int(self.spec.quads)
-        strip = (self.spec.steps + scales) * self.tiles.vectors * self.vector_bytes
-        make_room(self.asm, self.spec.rows * self.a_row if self.copies_a else strip)
 
     def _strip(self, vectors: int, lanes_of_last: int) -> None:
         """Append a strip of C: all its rows by `vectors` vectors of columns.
@@ -201,6 +203,8 @@ class _ProductCode:
             set_tail_mask(asm, lanes_of_last)
         if self.a_literal is None:
             asm.emit("mov", _TILE_A, rsp if self.copies_a else rdi)
+            if self.a_at and self.copies_a:
+                asm.emit("add", _TILE_A, self.a_at)
         else:
             asm.emit("lea", _TILE_A, self.a_literal)
         asm.emit("mov", _TILE_C, _STRIP_C)
@@ -225,15 +229,20 @@ class _ProductCode:
         return vectors * self.vector_bytes
 
     def _transpose(self, vectors: int, lanes_of_last: int) -> None:
+        strip = MatrixPlace(_STRIP_B, self.spec.b_pitch)
+        if self.turns_pairs:
+            turned = MatrixPlace(rsp, pair_pitch(self.spec.depth), self.turned_at)
+            rows = vectors * self.lanes - (lanes_of_last and self.lanes - lanes_of_last)
+            emit_paired_rows(self.asm, rows, self.spec.depth, strip, turned)
+            strip = turned
         for number in range(vectors):
             is_partial = lanes_of_last and number == vectors - 1
-            source = MatrixPlace(_STRIP_B, self.spec.b_pitch).row(number * self.lanes)
             transpose(
                 self.asm,
-                source,
+                strip.row(number * self.lanes),
                 MatrixPlace(rsp, vectors * self.vector_bytes, number * self.vector_bytes, True),
                 lanes_of_last if is_partial else self.lanes,
-                self.spec.depth,
+                self.spec.steps,
             )
 
     def _row_tiles(self, each: RowTiles, vectors: int, lanes_of_last: int) -> None:
@@ -297,7 +306,7 @@ class _ProductTile:
     def _key(self) -> Hashable:
         """The parameters of the code of the loop over the depth."""
         sizes = self.height, self.vectors, self.spec.depth, self.chains
-        left = self.spec.a_pitch, self.spec.a_transposed
+        left = self.product.a_row, self.product.a_step, self.spec.together
         return "depth", *sizes, *left, self.b_pitch, self.masks_b
 
     def _depth(self) -> None:

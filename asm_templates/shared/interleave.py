@@ -3,6 +3,7 @@
     interleaved        bytes of four registers, four bytes of each place side by side
     part_by_parity     the even and the odd elements of two vectors of float32
     part_in_lanes      the same on AVX2, in another order; `order_parts`: in the order of memory
+    pair_vectors       two vectors of float32 as pairs of bfloat16
     transposed         a square of `lanes` by `lanes` elements
 
 Four registers of bytes become four bytes of each place, as `vpdpbusd` reads them:
@@ -94,6 +95,21 @@ def part_in_lanes(
 def order_parts(asm: Assembler, register: Register) -> None:
     """AVX2: bring elements that `part_in_lanes` parted into the order of memory."""
     asm.emit("vpermpd", register, register, 0xD8)
+
+
+def load_order_of_pairs(asm: Assembler, order: Register) -> None:
+    """AVX-512: load the order in which `pair_vectors` interleaves two vectors."""
+    places = np.arange(2 * asm.target.lanes).reshape(2, -1).T.astype(np.uint16)
+    asm.emit("vmovdqu64", order, Literal(asm.literal(places.ravel())))
+
+
+def pair_vectors(asm: Assembler, low: Register, high: Register, order: Register) -> None:
+    """low = the elements of both vectors of float32 side by side, rounded to bfloat16.
+
+    The order is of `load_order_of_pairs`. Needs AVX512_BF16, which takes denormals for 0.
+    """
+    asm.emit("vcvtne2ps2bf16", low, high, low)
+    asm.emit("vpermw", low, order, low)
 
 
 def transposed(asm: Assembler, rows: list[Register], spare: Register) -> list[Register]:

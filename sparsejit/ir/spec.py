@@ -400,8 +400,8 @@ class DenseProduct:
             activation, and may lie where C does; None without one. With one, A is constant.
         a_transposed: whether A is stored as (depth, rows)
         together: elements along the depth that one instruction multiplies: 1 float32, 2 that are
-            rounded to bfloat16, or 4 that are quantised to bytes. One of A and B is a constant if
-            more than 1, and neither is transposed.
+            rounded to bfloat16, or 4 that are quantised to bytes. If more than 1, A is not
+            transposed, nor is B, except for pairs without a constant; of quads one is a constant.
 
     Raises:
         InvalidInput: a size below 1, a short or odd pitch, more than `MOST_BYTES`

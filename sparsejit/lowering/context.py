@@ -41,6 +41,7 @@ from sparsejit.lowering.memory.storage import (
 )
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
+from sparsejit.planner.attention_plan import gains_by_pairs
 from sparsejit.planner.cheapest_row import Chosen
 from sparsejit.planner.layer_planner import LayerPlanner
 
@@ -72,7 +73,8 @@ class ModelOptions:
     each. `any_length`: code for other lengths will follow, and shall read the same weights.
     `same_bits`: a sample has the same bits in any batch, where a function has one tile; `exact`
     promises the same. `by_host`: the host of exported code starts the threads (`HostThreads`).
-    `rounds_x`: layers in bfloat16 may round x to bfloat16 too, in a batch.
+    `rounds_x`: layers in bfloat16 may round x to bfloat16 too, in a batch; and attention its
+    operands.
     """
 
     target: Target
@@ -102,6 +104,12 @@ class ModelOptions:
             any_length=self.any_length,
             rounds_x=self.rounds_x,
         )
+
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Whether products of activations may take them as pairs of bfloat16."""
+        has_pairs = {"avx512_bf16"} <= self.target.instruction_sets
+        return self.rounds_x and not self.exact and has_pairs and self.target.isa == "avx512"
 
     @property
     def threads_a_tile(self) -> int:
@@ -153,10 +161,17 @@ class Lowering:
         return self.graph.consumers()
 
     @cached_property
+    def producers(self) -> dict[Value, Node]:
+        """`Graph.producers` of the graph."""
+        return self.graph.producers()
+
+    @cached_property
     def feature_major(self) -> FeatureMajor:
         """The values that lie feature-major, and the nodes that read or write them so."""
         takes = takes_panels(self.options.planner, self.matrix, self._nonzeros)
-        return feature_major(self.graph, self.readers, self.wanted, takes, self.target)
+        in_pairs = self.options.multiplies_pairs and gains_by_pairs(self.target)
+        known = self.graph, self.readers, self.wanted, takes, self.target
+        return feature_major(*known, with_attention=not in_pairs)
 
     def _nonzeros(self, value: Value) -> int:
         is_kept = self.kept is not None and value in self.graph.constants

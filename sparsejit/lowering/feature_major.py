@@ -84,16 +84,21 @@ def feature_major(
     wanted: Collection[Value],
     takes: Callable[[Node], bool],
     target: Target,
+    with_attention: bool = True,
 ) -> FeatureMajor:
     """Choose the values that lie feature-major, and the nodes that run on columns.
 
     wanted: values that must also exist batch-major, in a place that they have already.
     takes: the function that `takes_panels` returns.
+    with_attention: whether attentions may run on columns.
     """
     panels = frozenset(node for node in graph.nodes if takes(node))
     if not panels:
         return _NOTHING
-    return _Sides(graph, readers, {*wanted, *graph.outputs}, panels, target).chosen()
+    sides = _Sides(graph, readers, {*wanted, *graph.outputs}, panels)
+    if with_attention:
+        sides.add_attentions(graph, target)
+    return sides.chosen()
 
 
 def is_by_column(node: Node) -> bool:
@@ -171,7 +176,6 @@ class _Sides:
         readers: Mapping[Value, Sequence[Node]],
         wanted: Collection[Value],
         panels: frozenset[Node],
-        target: Target,
     ) -> None:
         self.readers, self.producers = dict(readers), graph.producers()
         self.panels, self.wanted = panels, wanted
@@ -181,9 +185,13 @@ class _Sides:
         for node in graph.nodes:
             if is_by_column(node):
                 self.values[node] = _whole(node)
+
+    def add_attentions(self, graph: Graph, target: Target) -> None:
+        """Let the attentions run on columns that can."""
+        readers = dict(self.readers)
         for node in graph.nodes:
             attention = column_attention(
-                node, self.producers, readers, wanted.__contains__, target
+                node, self.producers, readers, self.wanted.__contains__, target
             )
             if attention is not None:
                 self._add(attention)

@@ -103,7 +103,7 @@ class Core:
     batch: costs of the parts of a batch.
     csr: costs of compressed rows, by level and arithmetic, "floats", "pairs" and the others.
     forest: costs of decision trees.
-    attention: costs of attention, by level.
+    attention: costs of attention, by level, and for "pairs" of bfloat16 with AVX-512.
     sharing: costs of sharing work with another core.
     layouts: figures by which templates choose layouts.
     quads: costs of products of bytes, by level, and for "avx_vnni" at the level of AVX2.

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from sparsejit.asm_templates.dense_product.pairs import paired_lines
 from sparsejit.asm_templates.dense_product.tiling import tiling
 from sparsejit.asm_templates.families import STEP_KINDS
 from sparsejit.asm_templates.lowered import Counts, Work
@@ -227,7 +228,10 @@ def own_steps_ns(inputs: int, outputs: int, target: Target) -> float:
 
 def dense_product_ns(product: DenseProduct, target: Target) -> float:
     """Nanoseconds of a product of two matrices that the model computes."""
-    return tiling(product, target).cycles / target.core.rates.cycles_per_ns
+    cycles = tiling(product, target).cycles
+    if product.pairs:
+        cycles += target.core.layouts.paired * paired_lines(product)
+    return cycles / target.core.rates.cycles_per_ns
 
 
 def _work(

@@ -105,6 +105,7 @@ _DIRECT = "direct convolution, positions as lanes"
 _WEIGHTS_AS_CODE = "weights as code over positions, as in `panels`"
 _WINOGRAD = "minimal filtering: Lavin and Gray 2016"
 _TILES = "tiles of queries, which look at the keys that a mask allows"
+_PAIRS = f"{_TILES}; two products of bfloat16 at a time"
 _FILLED = "a query at a time over the keys of a cache that are filled"
 _COPY = "a copy in another order"
 PRODUCT, BATCH_PRODUCT = "product", "product of a batch"
@@ -137,6 +138,10 @@ KERNELS: tuple[KernelRow, ...] = (
     KernelRow("byte-scale", "scaling", _BOTH, _INT8, _BY_BYTES, byte_scaling_cost, _VNNI),
     KernelRow("byte-norm", "norm", _BOTH, _INT8, _BY_BYTES, norm_cost, _VNNI),
     KernelRow("attention", "attention", _BOTH, _F32, _TILES, attention_cost),
+    KernelRow(
+        *("attention-pairs", "attention", _AVX512, (DType.BFLOAT16,), _PAIRS),
+        *(attention_cost, frozenset({"avx512_bf16"})),
+    ),
     KernelRow("cached attention", "attention", _BOTH, _F32, _FILLED, cached_attention_cost),
     KernelRow("masked attention", "attention", _BOTH, _F32, _TILES, attention_cost),
     KernelRow(

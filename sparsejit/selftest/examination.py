@@ -106,7 +106,8 @@ def compile_case(case: Case) -> NativeCase:
 def build_graph(case: GraphCase) -> tuple[Program, ModelSchedule]:
     """Lower and build a graph. Raises CompileError where no step is the kernel that it is for."""
     with preferring(*case.about.prefers):
-        schedule = lower_model(case.made.graph, ModelOptions(case.target))
+        options = ModelOptions(case.target, rounds_x=case.dtype is DType.BFLOAT16)
+        schedule = lower_model(case.made.graph, options)
     found = [step.kernel.removesuffix(f"-{case.target.isa}") for step in schedule.steps]
     if case.row.name not in found:
         raise CompileError(f"no step is {case.row.name}, of {', '.join(found)}")

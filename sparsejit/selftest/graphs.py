@@ -29,7 +29,7 @@ from sparsejit.ir.ops.int8_columns import (
 from sparsejit.ir.ops.products import Attention, CachedAttention
 from sparsejit.ir.spec import LARGEST_INT8, Activation, DType, Quantisation
 from sparsejit.ir.values import TensorType, Value
-from sparsejit.planner.attention_plan import ONE_KERNEL
+from sparsejit.planner.attention_plan import ONE_KERNEL, PAIRS
 from sparsejit.planner.convolution_plan import DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD
 from sparsejit.planner.int8_plan import QUAD_FORMS
 
@@ -45,6 +45,8 @@ _PRODUCT_STEP = _WEIGHT_STEP * _BYTE_STEP
 # moves no result by more than one step.
 _SHARE_STEP = 2.0**-8
 _RESULT_STEP = 257 * _SHARE_STEP * _BYTE_STEP
+# Scores and shares of bfloat16 are within some 2 % of the exact ones; values are up to 8.
+_PAIRS_ERROR = 0.2
 
 
 class SizeRange(NamedTuple):
@@ -268,7 +270,8 @@ class KernelGraph:
     build: writes the graph for a dtype and sizes.
     spans: the sizes, by the names that `build` has for them.
     prefers: the rows of the planner's tables that the kernel needs, whatever they cost.
-    steps: the error that is allowed beside others', where float32 may round steps either way.
+    steps: the error that is allowed beside others', where float32 may round steps either way, or
+        operands are rounded to bfloat16.
     """
 
     build: Callable[[Drawing, DType, Mapping[str, int]], Drawn]
@@ -369,6 +372,9 @@ KERNEL_GRAPHS: dict[str, KernelGraph] = {
     "byte-norm": KernelGraph(_byte_norm, _COLUMNS),
     "attention": KernelGraph(_attention, _TOKENS, (ONE_KERNEL,)),
     "masked attention": KernelGraph(partial(_attention, is_masked=True), _TOKENS, (ONE_KERNEL,)),
+    "attention-pairs": KernelGraph(
+        partial(_attention, is_masked=True), _TOKENS, (PAIRS,), steps=_PAIRS_ERROR
+    ),
     "cached attention": KernelGraph(_cached_attention, _CACHED),
     "byte-attention": KernelGraph(_byte_attention, _BYTE_TOKENS, steps=1.01 * _RESULT_STEP),
     **{

@@ -29,6 +29,8 @@ from sparsejit.x86.operands import Memory, rdi, rdx, rsi
 
 FloatArray = np.ndarray
 UNTOUCHED = np.float32(7.0e7)
+LEVEL = Target.named("avx512")
+PAIRS = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_bf16"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +140,27 @@ def test_any_shape_inside_guard_pages(isa: str, constant: str) -> None:
         checks.append((f"{spec}, {edge}", partial(problem.check, kernel, edge)))
 
     collect()
+    run_in_child(checks).assert_clean()
+
+
+@pytest.mark.skipif(
+    not PAIRS.runs_on(Target.detect()), reason="needs products of pairs of bfloat16"
+)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(1, 1, 1), (2, 17, 3), (13, 16, 32), (14, 33, 31), (40, 70, 64), (29, 100, 77), (99, 64, 128)],
+)
+def test_pairs_of_two_matrices_of_a_call(
+    rows: int, columns: int, depth: int, transposed: bool
+) -> None:
+    """Against float64 of elements that bfloat16 holds; rows lie apart."""
+    tight = DenseProduct.contiguous(rows, columns, depth, transposed, -0.5)
+    pitches = {f"{name}_pitch": getattr(tight, f"{name}_pitch") + 12 for name in "abc"}
+    problem = Problem.random(replace(tight, together=2, **pitches))
+    a, b = (reference.round_to_bfloat16(each) for each in (problem.a, problem.b))
+    kernel, problem = problem.kernel(PAIRS), replace(problem, a=a, b=b)
+    checks = [(edge, partial(problem.check, kernel, edge)) for edge in EDGES]
     run_in_child(checks).assert_clean()
 
 

@@ -21,6 +21,8 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.writing.writer import Writer, element_of
 from sparsejit.ir.values import TensorType
 from sparsejit.machine.target import Target
+from sparsejit.planner.attention_plan import PAIRS
+from sparsejit.planner.cheapest_row import preferring
 
 SHORT = [torch.float16, torch.bfloat16]
 FLOATS = [*SHORT, torch.float64]
@@ -411,3 +413,38 @@ def test_x_is_rounded_where_the_whole_model_is_bfloat16(tmp_path: Path) -> None:
         exact = model.double()(x.double()).numpy()
     error = np.abs(fast(x).numpy() - exact).max() / np.abs(exact).max()
     assert 1e-5 < error < 1e-2
+
+
+class _Attends(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+@pytest.mark.skipif(
+    not Target.detect().has("avx512_bf16"), reason="needs products of pairs of bfloat16"
+)
+def test_attention_is_rounded_where_the_whole_model_is_bfloat16(tmp_path: Path) -> None:
+    """At any length, in a file, and as `accuracy` shows; not with exact=True."""
+    torch.manual_seed(0)
+    model, x = _Attends().eval(), torch.randn(2, 4, 128, 64)
+    shapes = ({2: torch.export.Dim("length", max=300)},)
+
+    def kernels(**options: Any) -> set[str]:
+        fast = sparsejit.compile(model, (x,), free_batch=False, **options)
+        return {step.kernel for step in fast.parts.variants[0].steps}
+
+    assert "attention-pairs" not in kernels(dtype={"*": "bfloat16"}) | kernels(dtype="float32")
+    assert "attention-pairs" not in kernels(dtype="bfloat16", exact=True)
+    with preferring(PAIRS):
+        assert kernels(dtype="bfloat16") == {"attention-pairs"}
+        fast = sparsejit.compile(model, (x,), dtype="bfloat16", dynamic_shapes=shapes)
+        fast.save(tmp_path / "m.sjit")
+        loaded = sparsejit.load(tmp_path / "m.sjit")
+        for shorter in (x, x[:, :, :37], x[:, :, :8]):
+            found = np.asarray(fast(shorter))
+            assert found.tobytes() == np.asarray(loaded(shorter)).tobytes()
+            wanted = model(shorter.double()).numpy()
+            error = abs(found - wanted).max() / abs(wanted).max()
+            assert 1e-4 < error < 1e-2
+    (shown,) = fast.accuracy([x]).outputs
+    assert shown.largest > 1e-4 > shown.float32

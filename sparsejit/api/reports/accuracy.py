@@ -224,9 +224,10 @@ class _Twins:
         self.values = (*self.graph.outputs, *(node.outputs[0] for node in self.layers))
         watched = replace(self.graph, outputs=self.values, batch_axes=None)
         self._exact = in_float32(watched, scales)
+        as_floats = replace(variant.options, rounds_x=False)
         self._short, self._plain = (
-            lowered_variant([TiledGraph(one, None)], variant.options, "twin", is_cached=False)
-            for one in (watched, self._exact)
+            lowered_variant([TiledGraph(one, None)], options, "twin", is_cached=False)
+            for one, options in ((watched, variant.options), (self._exact, as_floats))
         )
 
     def layer_names(self) -> Iterator[tuple[str, str]]:

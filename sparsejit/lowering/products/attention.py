@@ -1,9 +1,10 @@
 """Attention: one kernel, a loop over the stack and tiles of queries; or products and a softmax.
 
-Attention to a cache has a kernel of its own.
+The kernel multiplies float32, or pairs of bfloat16 where the whole model is in bfloat16. Attention
+to a cache has a kernel of its own.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.attention.cached_queries import CachedQueries, emit_cached_queries
-from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
+from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch, paired_pitch
 from sparsejit.asm_templates.attention.query_tiles import emit_attention, readings
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
 from sparsejit.ir.operator import Node
@@ -36,6 +37,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import (
     ATTENTION,
     ONE_KERNEL,
+    PAIRS,
     SEVERAL_STEPS,
     AttentionForms,
     attention_cost,
@@ -149,7 +151,7 @@ def lower_attention(low: Lowering, node: Node) -> None:
         _WAYS[form](trials[form], node)
         return sum(step.ns for step in trials[form].steps)
 
-    made = plan_attention(AttentionForms(ns_of, low.target))
+    made = plan_attention(AttentionForms(ns_of, low.target, low.options.multiplies_pairs))
     low.attention_forms[key] = made.record()
     if made.name in trials:
         low.adopt(trials[made.name])
@@ -175,22 +177,34 @@ def _write_permuted(low: Lowering, node: Node) -> None:
     low.wanted[node.output] = place.permuted_back(readers[0].op.axes)
 
 
-def _lower_together(low: Lowering, node: Node) -> None:
+def _lower_together(low: Lowering, node: Node, pairs: bool = False) -> None:
     """Append the one kernel; operands are copied only where rows are not contiguous."""
     assert isinstance(node.op, Attention)
     masks = _StackMasks.of(low, node)
     query, key, value = (_rows(low, operand) for operand in node.inputs[:3])
     result = low.result(node.output, _has_rows)
     kernel = "masked attention" if len(node.inputs) > 3 else "attention"
-    views = _Operands(query, key, value, result)
-    low.add(_step(kernel, node.output.origin, views, masks, node.op.scale, low.target))
+    form = _KernelForm("attention-pairs" if pairs else kernel, node.op.scale, low.target, pairs)
+    low.add(_step(form, node.output.origin, _Operands(query, key, value, result), masks))
 
 
-def _step(
-    kernel: str, origin: Origin, views: _Operands, masks: _StackMasks, scale: float, target: Target
-) -> Step:
+def _lower_paired(low: Lowering, node: Node) -> None:
+    """Append the one kernel, which multiplies pairs of bfloat16."""
+    _lower_together(low, node, pairs=True)
+
+
+class _KernelForm(NamedTuple):
+    """The kernel of an attention, its scale, and whether it multiplies pairs of bfloat16."""
+
+    kernel: str
+    scale: float
+    target: Target
+    pairs: bool
+
+
+def _step(form: _KernelForm, origin: Origin, views: _Operands, masks: _StackMasks) -> Step:
     places = tuple(view.place for view in views)
-    stack, tiles, facts, scratch, key = _planned(places, masks, scale, target)
+    stack, tiles, facts, scratch, key = _planned(places, masks, form)
 
     def emit(asm: Assembler, at: Locations) -> None:
         for register, location in zip((rdi, rsi, rdx, rcx), (*at.reads, *at.writes), strict=True):
@@ -208,27 +222,29 @@ def _step(
         if part.axis == len(part.whole) - 2:
             parts = views._replace(query=part.of(views.query), result=part.of(views.result))
             own = replace(masks, arrays=masks.arrays[:, part.first : part.end])
-        return replace(_step(kernel, origin, parts, own, scale, target), share=part.share)
+        return replace(_step(form, origin, parts, own), share=part.share)
 
     sides = views[:3], views[3:]
-    return Step(kernel, origin, *sides, emit, facts, scratch, divide=divide, code_key=key)
+    return Step(form.kernel, origin, *sides, emit, facts, scratch, divide=divide, code_key=key)
 
 
 @lru_cache(maxsize=8)  # layers are alike
 def _planned(
-    places: tuple[StridedShape, ...], masks: _StackMasks, scale: float, target: Target
+    places: tuple[StridedShape, ...], masks: _StackMasks, form: _KernelForm
 ) -> tuple[AttentionStack, AttentionTiles, Facts, int, CodeKey]:
     """The stack, its tiles, its facts, its bytes of scratch memory and its code key."""
     query, key, value, result = places
-    pitches = Pitches(*(place.strides[-2] for place in places))
-    packed = packed_pitch(value.shape[-1], target)
+    target, packed = form.target, packed_pitch(value.shape[-1], form.target)
+    copied = {"paired_key": paired_pitch(query.shape[-1]), "paired_value": packed}
+    pitches = Pitches(*(place.strides[-2] for place in places), **copied)
     often = _readings(masks, value.shape[-1], target) >= _TO_PACK
-    packed_from = pitches.value if often and pitches.value != packed else 0
-    sizes = key.shape[-2], query.shape[-1], value.shape[-1], scale
+    copies = often and pitches.value != packed and not form.pairs
+    packed_from = pitches.value if copies else 0
+    sizes = key.shape[-2], query.shape[-1], value.shape[-1], form.scale
     axes = _axes(result.shape[:-2], places, masks.axis)
+    stack = AttentionStack(*sizes, axes, packed_from, form.pairs)
     pitches = replace(pitches, value=packed) if packed_from else pitches
-    tiles = AttentionTiles.of(masks.arrays, pitches, target)
-    stack = AttentionStack(*sizes, axes, packed_from)
+    tiles = AttentionTiles.of(masks.arrays, pitches, target, form.pairs)
     facts = _facts(stack, tiles, masks, target)
     code_key = CodeKey("attention", stack, tiles.numbers.tobytes())
     return stack, tiles, facts, stack.scratch_bytes(tiles, target), code_key
@@ -283,7 +299,11 @@ def _of_tokens(view: View, tokens: int) -> View:
     return replace(view, type=replace(view.type, shape=shape))
 
 
-_WAYS = {ONE_KERNEL: _lower_together, SEVERAL_STEPS: _lower_apart}
+_WAYS: dict[str, Callable[[Lowering, Node], None]] = {
+    ONE_KERNEL: _lower_together,
+    PAIRS: _lower_paired,
+    SEVERAL_STEPS: _lower_apart,
+}
 
 
 def _constant(values: npt.ArrayLike) -> View:
@@ -336,6 +356,6 @@ def _facts(
         reason,
         cost.ns,
         effective_flops=effective,
-        flops=2 * target.lanes * cost.steps,
+        flops=2 * target.lanes * stack.together * cost.steps,
         bound="execution",
     )

@@ -1,6 +1,7 @@
 """Products of activations with each other: a loop over the stack around one dense kernel.
 
-Matrices are read in place at any pitch, such as the heads of attention within their tokens.
+Matrices are read in place at any pitch, such as the heads of attention within their tokens. Where
+a model is in bfloat16, products before and behind a softmax round them to pairs of it.
 """
 
 from collections.abc import Callable
@@ -8,10 +9,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+from sparsejit.asm_templates.dense_product.few_rows import has_few_rows
+from sparsejit.asm_templates.dense_product.pairs import both_fit_stack
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.operator import Node
+from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.spec import DenseProduct
 from sparsejit.ir.values import Origin, TensorType, Value
@@ -19,6 +23,7 @@ from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.storage import ShapePart, StridedShape, View, ways_to_cut
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
+from sparsejit.planner.attention_plan import is_worth_rounding
 from sparsejit.planner.cost import dense_product_ns
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi
@@ -60,14 +65,52 @@ def lower_bmm(low: Lowering, node: Node) -> None:
     a = view if _is_matrix(view) or _is_matrix(view.turned()) else low.contiguous(left)
     b, transposed = _right(low, right, op.transposed)
     c = low.result(node.output, _is_matrix)
-    low.add(product_of_views(a, b, c, transposed, op.scale, node.output.origin, low.target))
+    pairs = _may_round(low, node) and _gains_by_pairs(
+        stacked(a, b, c, transposed, op.scale).each, low.target
+    )
+    ends = node.output.origin, low.target, pairs
+    low.add(product_of_views(a, b, c, transposed, op.scale, *ends))
+
+
+def _may_round(low: Lowering, node: Node) -> bool:
+    """Whether a product may round its operands: it makes the scores or the results of attention."""
+    before, readers = low.producers.get(node.inputs[0]), low.readers.get(node.output, [])
+    chains = [each for each in (before, *readers) if each is not None]
+    return low.options.multiplies_pairs and any(map(_is_softmax, chains))
+
+
+def _is_softmax(node: Node) -> bool:
+    if not isinstance(node.op, Chain):
+        return False
+    kinds = [step.kind for step in node.op.steps]
+    return {"row_max", "exp", "row_sum"} <= set(kinds) and "log" not in kinds
+
+
+def _gains_by_pairs(product: DenseProduct, target: Target) -> bool:
+    """Whether a product is worth rounding, and has room on the stack."""
+    pairs = replace(product, together=2)
+    if product.a_transposed or has_few_rows(product, target) or not both_fit_stack(pairs, target):
+        return False
+    return is_worth_rounding(*(dense_product_ns(each, target) for each in (pairs, product)))
 
 
 def product_of_views(
-    a: View, b: View, c: View, transposed: bool, scale: float, origin: Origin, target: Target
+    a: View,
+    b: View,
+    c: View,
+    transposed: bool,
+    scale: float,
+    origin: Origin,
+    target: Target,
+    pairs: bool = False,
 ) -> Step:
-    """The step C = scale * A B for every index of a stack; either axis of A may be contiguous."""
+    """The step C = scale * A B for every index of a stack; either axis of A may be contiguous.
+
+    With `pairs`, A and B are rounded to bfloat16.
+    """
     product = stacked(a, b, c, transposed, scale)
+    if pairs:
+        product = replace(product, each=replace(product.each, together=2))
 
     def emit(asm: Assembler, at: Locations) -> None:
         for register, location in zip(_OPERANDS, (*at.reads, *at.writes), strict=True):
@@ -81,15 +124,15 @@ def product_of_views(
         """The step for a part of the stack, or for some rows of every A."""
         by_rows = part.axis == len(c.shape) - 2
         right = b if by_rows else part.of(b)
-        made = product_of_views(part.of(a), right, part.of(c), transposed, scale, origin, target)
+        views = part.of(a), right, part.of(c)
+        made = product_of_views(*views, transposed, scale, origin, target, pairs)
         return replace(made, share=part.share)
 
     facts, key = _planned(product, target)
     scratch = _COUNTER * len(product.axes)
     operands = (a, b), (c,)
-    return Step(
-        "dense product", origin, *operands, emit, facts, scratch, divide=divide, code_key=key
-    )
+    kernel = "paired dense product" if pairs else "dense product"
+    return Step(kernel, origin, *operands, emit, facts, scratch, divide=divide, code_key=key)
 
 
 @lru_cache(maxsize=64)  # layers are alike

@@ -8,7 +8,9 @@ Attention: from 92 attentions of 16 to 512 queries and 16 to 128 features at 3.0
 under masks of six kinds: predicted at 0.86 to 1.16 of their time, at 0.93 to 1.05 on AVX2, at 0.99
 in the geometric mean. Predictions are worst for strides, whose tiles add to others. `apart` is from
 45 dense ones of 4 to 256 tokens: the chosen form takes 1.01 of the least time in the geometric
-mean, 1.21 at most.
+mean, 1.21 at most. "pairs": from 25 attentions of 1 to 512 queries and 8 to 128 features on a Zen 4
+core at 3.7 GHz, predicted at 0.94 to 1.15 of their time; a core that multiplies two vectors of
+float32 a cycle is assumed to multiply one of pairs.
 
 Forests: from 20 forests of 10 to 1000 trees, 4 to 12 levels, at 3.0 GHz: predicted at seven eighths
 of their time to a third more in L2, at two thirds to one beyond it.
@@ -40,12 +42,23 @@ ATTENTION = {
         copy=1.1,
         apart=1.05,
     ),
+    "pairs": AttentionPrices(
+        score=1.1,
+        wide_score=1.0,
+        value=1.05,
+        power=6.0,
+        square=100,
+        result=2.6,
+        copy=4.5,
+        apart=1.0,
+    ),
 }
 _WIDE = ATTENTION["avx512"]
 # For cores that multiply and load one vector of 512 bits a cycle, not two.
 ATTENTION_BY_HALVES = {
     "avx512": AttentionPrices(*(2 * price for price in _WIDE))._replace(apart=_WIDE.apart),
     "avx2": ATTENTION["avx2"],
+    "pairs": ATTENTION["pairs"]._replace(power=11.5, square=170, result=5.2),
 }
 
 
