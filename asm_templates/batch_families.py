@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
+from sparsejit.asm_templates.batch import amx, amx_layout, csr, csr_halves, lowered_batch, whole
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.panels import MOST_INTEGERS
 from sparsejit.asm_templates.dense_product import layer
@@ -106,7 +106,18 @@ _PAIRS = Template(
     "dense; two products of bfloat16 at a time: Intel's bfloat16 whitepaper 2018",
     DType.BFLOAT16,
     frozenset({"avx512_bf16"}),
-    changes_weights_by=2.0**-9,
+    rounding=2.0**-8,
+)
+_HALVES = Template(
+    "f16-halves-avx512",
+    "halves",
+    "avx512",
+    _csr(Arithmetic.HALVES),
+    "csr; products and sums of float16 between scales: Intel's AVX512-FP16 guide 2022",
+    DType.FLOAT16,
+    frozenset({"avx512_fp16"}),
+    most_inputs=csr_halves.MOST_INPUTS,
+    rounding=csr_halves.ROUNDING,
 )
 _DENSE_BYTES = Template(
     "int8-dense-avx512",
@@ -161,6 +172,7 @@ MATMUL_TEMPLATES: tuple[Template, ...] = (
     _CSR_PAIRS,
     _QUADS,
     _PAIRS,
+    _HALVES,
     _DENSE_BYTES,
     _TILES,
 )
