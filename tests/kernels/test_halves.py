@@ -20,6 +20,7 @@ from instruction_emulator import (
 )
 from matvec_checks import block_weights
 
+import sparsejit
 from sparsejit.asm_templates.batch.csr_halves import MOST_INPUTS
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput
@@ -372,3 +373,34 @@ def test_zeros_keep_their_sign_and_addition_reads_memory() -> None:
     kernel(x.ctypes.data, y.ctypes.data)
     wanted = (x[:32].astype(np.float64) + x[32:].astype(np.float64)).astype(np.float16)
     np.testing.assert_array_equal(y, wanted)
+
+
+def test_a_whole_model_in_float16_and_its_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with exact=True, nor where float16 is chosen layer by layer."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(300, 200).eval(), torch.randn(96, 300)
+    with torch.no_grad():
+        model.weight *= torch.rand(model.weight.shape) < 0.25
+        wanted = model.double()(x.double()).numpy()
+    model = model.float()
+    monkeypatch.setattr(Target, "runs_on", lambda self, other: True)
+    run_halves()
+    target = replace(halves_target(l2_bytes=2 << 20), core=core_named("golden_cove"))
+
+    def compiled_model(**options: Any) -> Any:
+        return sparsejit.compile(model, (x,), target=target, free_batch=False, **options)
+
+    def kernels(fast: Any) -> set[str]:
+        return {step.kernel for step in fast.parts.variants[0].steps}
+
+    fast = compiled_model(dtype="float16")
+    assert kernels(fast) == {ROW.name}
+    found = fast(x).numpy()
+    assert 1e-4 < errors(found, wanted) < 2e-3
+    largest = np.abs(found - wanted).max() / np.abs(wanted).max()
+    assert fast.accuracy([x]).error == pytest.approx(largest, rel=0.01)
+    for options in ({"dtype": {"*": "float16"}}, {"dtype": "float16", "exact": True}):
+        other = compiled_model(**options)
+        assert ROW.name not in kernels(other)
+        assert errors(other(x).numpy(), wanted) < 3e-4
