@@ -317,8 +317,10 @@ static int64_t units(uint16_t half)
     return half >> 15 ? -magnitude : magnitude;
 }
 
-/* A whole number of units of 2^-48, below 2^82, rounded to the nearest float16, ties to even. */
-static uint16_t rounded(__int128 sum, int sign_of_zero)
+enum { NEAREST, DOWN, UP, TO_ZERO }; /* as in MXCSR */
+
+/* A whole number of units of 2^-48, below 2^82, rounded to float16; to the nearest: ties to even. */
+static uint16_t rounded(__int128 sum, int sign_of_zero, int mode)
 {
     int sign = sum ? sum < 0 : sign_of_zero, bits = 0;
     unsigned __int128 magnitude = sum < 0 ? -(unsigned __int128)sum : (unsigned __int128)sum;
@@ -328,13 +330,19 @@ static uint16_t rounded(__int128 sum, int sign_of_zero)
     uint32_t found = (uint32_t)(magnitude >> shift);
     unsigned __int128 rest = magnitude - ((unsigned __int128)found << shift);
     unsigned __int128 tie = (unsigned __int128)1 << (shift - 1);
-    found += rest > tie || (rest == tie && found & 1);
+    int away = mode == (sign ? DOWN : UP);
+    if (mode == NEAREST)
+        found += rest > tie || (rest == tie && found & 1);
+    else
+        found += rest && away;
     found += (uint32_t)(shift - 24) << 10; /* a carry reaches the exponent */
-    return (uint16_t)(sign << 15 | (found < INFINITE ? found : INFINITE));
+    if (found >= INFINITE)
+        found = mode == NEAREST || away ? INFINITE : INFINITE - 1;
+    return (uint16_t)(sign << 15 | found);
 }
 
 /* a * b + c with one rounding. */
-static uint16_t multiplied(uint16_t a, uint16_t b, uint16_t c)
+static uint16_t multiplied(uint16_t a, uint16_t b, uint16_t c, int mode)
 {
     int sign = (a ^ b) >> 15;
     if (is_nan(a) || is_nan(b) || is_nan(c))
@@ -346,7 +354,8 @@ static uint16_t multiplied(uint16_t a, uint16_t b, uint16_t c)
     if (!is_finite(c))
         return c;
     __int128 sum = (__int128)units(a) * units(b) + ((__int128)units(c) << 24);
-    return rounded(sum, sign & c >> 15);
+    int differ = sign != c >> 15; /* a sum of both signs that is 0 */
+    return rounded(sum, differ ? mode == DOWN : sign, mode);
 }
 
 static int execute_halves(const Instruction *found, uint8_t *frame)
@@ -354,8 +363,9 @@ static int execute_halves(const Instruction *found, uint8_t *frame)
     uint16_t to[LANES], first[LANES], second[LANES];
     uint32_t control;
     memcpy(&control, frame + MXCSR, 4);
-    if (control >> 13 & 3 || !complete(frame)) /* rounds to the nearest alone */
+    if (!complete(frame))
         return 0;
+    int mode = control >> 13 & 3;
     read_zmm(frame, found->reg, to);
     read_zmm(frame, found->vvvv, first);
     if (found->is_memory)
@@ -363,8 +373,8 @@ static int execute_halves(const Instruction *found, uint8_t *frame)
     else
         read_zmm(frame, found->rm, second);
     for (int lane = 0; lane < LANES; lane++)
-        to[lane] = found->opcode == ADD ? multiplied(first[lane], ONE, second[lane])
-                                        : multiplied(first[lane], second[lane], to[lane]);
+        to[lane] = found->opcode == ADD ? multiplied(first[lane], ONE, second[lane], mode)
+                                        : multiplied(first[lane], second[lane], to[lane], mode);
     write_zmm(frame, found->reg, to);
     return 1;
 }

@@ -190,6 +190,41 @@ def test_errors_are_below_those_of_pairs_of_bfloat16(in_features: int, positive:
     assert 1e-4 < errors(outputs(spec, matrix, x), wanted) < pairs / 2
 
 
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_of_exact_sums(activation: Activation, layout: Layout) -> None:
+    shape = (23, 60)
+    spec, matrix = batch_of(shape, 37, layout, activation, bias=True), whole_weights(shape, 0.5)
+    x = whole_numbers(spec.x_shape, 4, 3) / 8
+    y = outputs(spec, matrix, x)
+    np.testing.assert_allclose(y, exact(spec, matrix, x), rtol=0, atol=1e-6)
+
+
+def test_sums_round_as_the_caller_says() -> None:
+    """Rounded down and up: between these is the exact product, and neither is far."""
+    matrix, spec = SparseMatrix(block_weights((20, 90), 0.3, 1)), batch_of((20, 90), 33)
+    x = np.random.default_rng(5).standard_normal(spec.x_shape).astype(np.float32)
+    halves = x.astype(np.float16).astype(np.float32)  # x itself is rounded to the nearest
+    kernel, found = compiled(spec, matrix), []
+    for mode in (1, 2):
+        asm = Assembler(Target.named("avx512"))
+        asm.emit("vldmxcsr", Memory(rdi))
+        asm.emit("ret")
+        set_mxcsr = ExecutableMemory(asm.finish().data).function(1)
+        run_halves()
+        y = np.full(spec.y_shape, np.nan, np.float32)
+        native_kernel = kernel.function(2)
+        control, usual = (np.array([value], np.uint32) for value in (0x1F80 | mode << 13, 0x1F80))
+        set_mxcsr(control.ctypes.data)
+        native_kernel(halves.ctypes.data, y.ctypes.data)
+        set_mxcsr(usual.ctypes.data)
+        found.append(y)
+    wanted = reference.stored_weights(matrix, DType.FLOAT16) @ halves.astype(np.float64)
+    assert np.all(found[0] <= wanted) and np.all(wanted <= found[1])
+    assert (found[0] < found[1]).mean() > 0.9
+    assert errors(found[0], wanted) < 1e-2 and errors(found[1], wanted) < 1e-2
+
+
 def test_what_the_selftest_draws_is_within_its_bounds() -> None:
     """Denormals, equal numbers, rows of any density, large and small exponents."""
     held = 0
