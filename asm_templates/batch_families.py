@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
+from sparsejit.asm_templates.batch import amx, amx_layout, csr, csr_halves, lowered_batch, whole
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.panels import MOST_INTEGERS
 from sparsejit.asm_templates.dense_product import layer
@@ -80,8 +80,8 @@ def _kernels(
 
 
 _BOTH, _AVX512, _AVX2 = ("avx512", "avx2"), ("avx512",), ("avx2",)
-_FLOATS, _BF16 = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16), (DType.BFLOAT16,)
-_INT8 = (DType.INT8,)
+_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+_BF16, _FP16, _INT8 = (DType.BFLOAT16,), (DType.FLOAT16,), (DType.INT8,)
 _VNNI, _TILE_SETS = frozenset({"avx512_vnni"}), frozenset({"amx_tile", "amx_int8", "avx512_vbmi2"})
 _CSR = "compressed sparse rows in blocks of columns: Saad 2003; Im and Yelick 2001"
 _PANELS = "weights as code over dense columns, as in LIBXSMM's sparse kernels"
@@ -89,6 +89,7 @@ _CSR_PAIRS = "csr; pairs for vpmaddwd: Intel's optimisation manual"
 _QUADS = "csr; inputs interleaved in registers as they are multiplied"
 _DENSE = "outer products in registers: Goto and van de Geijn 2008"
 _DENSE_PAIRS = "dense; two products of bfloat16 at a time: Intel's bfloat16 whitepaper 2018"
+_HALVES = "csr; products and sums of float16 between scales: Intel's AVX512-FP16 guide 2022"
 _DENSE_QUADS = "dense; four products of bytes at a time, without an index"
 _TILES = "compressed weights expanded into AMX tiles: SparAMX, AbouElhamayed et al. 2025"
 _BYTES, _INTEGERS = Arithmetic.BYTES, Arithmetic.INTEGERS
@@ -142,7 +143,13 @@ MATMUL_TEMPLATES: tuple[Template, ...] = (
         *("dense-pairs", "dense-pairs", _AVX512, _BF16),
         *(Stages(layer.expect_pairs, layer.lower_pairs, layer.emit), _DENSE_PAIRS),
         requires=frozenset({"avx512_bf16"}),
-        changes_weights_by=2.0**-9,
+        rounding=2.0**-8,
+    ),
+    *_kernels(
+        *("halves", "halves", _AVX512, _FP16, _csr(Arithmetic.HALVES), _HALVES),
+        requires=frozenset({"avx512_fp16"}),
+        most_inputs=csr_halves.MOST_INPUTS,
+        rounding=csr_halves.ROUNDING,
     ),
     *_kernels(
         *("int8-dense", "int8-dense", _AVX512, _INT8),

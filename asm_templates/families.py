@@ -44,11 +44,12 @@ class Template(NamedTuple):
     """One kernel: a family at the level `isa`, which needs the sets in `requires` beyond that.
 
     `changes_weights_by` is the largest relative change of a weight, against its value in its
-    dtype, where the kernel keeps an index in the weight's lowest bits, or of an input, where it
-    rounds x. `changes_weights_of` tells for which matrices and targets it does so. Weights below
-    2**-125 become zeros. `most_inputs` is the number of inputs that its workspace on the stack can
-    hold. `takes_vast`: its work follows the nonzeros alone, so a vast matrix may use it. `each` is
-    the kernel that a kernel for a batch repeats.
+    dtype, where the kernel keeps an index in the weight's lowest bits. `changes_weights_of` tells
+    for which matrices and targets it does so. Weights below 2**-125 become zeros. `rounding`, of
+    kernels that round x: the largest error of a sum, over the magnitudes of its products. Models
+    ask for these as a whole. `most_inputs` is the number of inputs that its workspace on the stack
+    can hold. `takes_vast`: its work follows the nonzeros alone, so a vast matrix may use it. `each`
+    is the kernel that a kernel for a batch repeats.
     """
 
     name: str
@@ -62,12 +63,17 @@ class Template(NamedTuple):
     changes_weights_of: Callable[[SparseMatrix, Target], bool] = _any_matrix
     most_inputs: float = math.inf
     takes_vast: bool = False
+    rounding: float = 0.0
     each: "Template | None" = None
 
     def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
         """Return the largest relative change of a weight of this matrix; 0 if all are exact."""
         changes = self.changes_weights_by > 0 and self.changes_weights_of(matrix, target)
         return self.changes_weights_by if changes else 0.0
+
+    def is_exact(self, matrix: SparseMatrix, target: Target) -> bool:
+        """Whether the kernel changes no weight of this matrix, and does not round x."""
+        return not self.rounding and not self.weight_change(matrix, target)
 
     def made_for(self, target: Target) -> bool:
         """Whether the planner may choose this kernel for `target`, by its instruction sets."""

@@ -266,7 +266,7 @@ def compile_model(
     free = free_batch, free_shapes, sizes, constants or {}
     others = dynamic_shapes, free_shapes, state, fallback
     size = step_size(step, axis, window, *others)
-    if dtype == DType.BFLOAT16.value:
+    if dtype in (DType.BFLOAT16.value, DType.FLOAT16.value):
         settings = replace(settings, rounds_x=True)
     compiler = ModelCompiler(model, *free, fallback, dtype, settings, state=state, step=size)
     return compiler.compiled_or_cached(args, kwargs, report)

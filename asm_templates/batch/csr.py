@@ -30,6 +30,7 @@ from sparsejit.asm_templates.batch.csr_core import (
     WORKSPACE,
     CsrInt8,
     RowEnds,
+    ScaledInputs,
     activate_rows,
     core_key,
     emit_core,
@@ -37,6 +38,7 @@ from sparsejit.asm_templates.batch.csr_core import (
     first_sums,
     int8_ends,
 )
+from sparsejit.asm_templates.batch.csr_halves import CsrHalves, halves_ends, halves_words
 from sparsejit.asm_templates.batch.csr_shape import (
     STAGED,
     Arithmetic,
@@ -115,6 +117,7 @@ _FRAME, _FRAME_BYTES = CsrFrame(*slots(rbp, len(CsrFrame._fields), -8, -8)), 128
 _GIVEN, _GIVEN_DISTANCE = (rcx, rdx, r8, r9, r10), r11
 _GIVEN_SLOTS = (_FRAME.groups, _FRAME.quads, _FRAME.rows, _FRAME.starts, _FRAME.ends)
 _PAGE = 4096
+_CODE: dict[Arithmetic, type[ScaledInputs]] = {Arithmetic.HALVES: CsrHalves}  # else CsrInt8
 _INT8_WORDS: dict[Arithmetic, Callable[[CompressedRows], CompressedRows]] = {
     Arithmetic.BYTES: partial(short_words, kind=np.int8),
     Arithmetic.PAIRS: partial(short_words, kind=np.int16),
@@ -152,11 +155,13 @@ def expect(
 def lower(
     arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> LoweredCsr:
-    """Lower the layer; bfloat16 and float16 weights are stored as float32."""
+    """Lower the layer; bfloat16 and float16 weights are stored as float32 except for `HALVES`."""
     shape = csr_shape(arithmetic, spec, matrix, target)
     is_int8 = spec.dtype is DType.INT8
-    start = first_sums(arithmetic, matrix) if is_int8 else spec.bias
+    start = first_sums(arithmetic, matrix) if arithmetic.converts else spec.bias
     ends = int8_ends(spec.each, matrix) if is_int8 else None
+    if arithmetic is Arithmetic.HALVES:
+        ends = halves_ends(spec.each, matrix)
     stored = arithmetic, spec.dtype, shape.blocks
     made = matrix.memoised(("csr", *stored), lambda: _data(matrix, *stored))
     counts = CsrCounts(target, spec, shape, *made.counts)
@@ -174,9 +179,12 @@ class _CsrData:
 def _data(
     matrix: SparseMatrix, arithmetic: Arithmetic, dtype: DType, blocks: CsrBlocks
 ) -> _CsrData:
-    is_int8 = dtype is DType.INT8
-    weights = quantised_nonzeros(matrix)[0] if is_int8 else rounded_matrix(matrix, dtype).nonzeros
-    words = _INT8_WORDS[arithmetic](weights) if is_int8 else float_words(weights)
+    if arithmetic is Arithmetic.HALVES:
+        words = halves_words(matrix)
+    elif dtype is DType.INT8:
+        words = _INT8_WORDS[arithmetic](quantised_nonzeros(matrix)[0])
+    else:
+        words = float_words(rounded_matrix(matrix, dtype).nonzeros)
     return _CsrData(csr_stream(words, blocks), counted(SparseMatrix.of_rows(words), blocks))
 
 
@@ -211,7 +219,10 @@ class _CsrCode:
         self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
         self.few = self.spec.batch if self.spec.batch < self.lanes else None
         self.has_starts, self.has_ends = lowered.start is not None, lowered.ends is not None
-        self.is_int8 = self.spec.dtype is DType.INT8
+        self.converts = self.shape.arithmetic.converts
+        # float16 inputs are converted from where they lie, if they are in order there.
+        is_halves = self.shape.arithmetic is Arithmetic.HALVES
+        self.as_it_lies = is_halves and self.feature_major and self.few is None
         self.staged = min(STAGED, self.shape.block_inputs)
         far_bytes = asm.target.core.layouts.csr_far * asm.target.l2_bytes
         self.is_far = lowered.stream.quads.nbytes > far_bytes
@@ -269,7 +280,7 @@ class _CsrCode:
         ):
             asm.emit("mov", rax, slot)
             asm.emit("mov", next_one, rax)
-        if self.is_int8:
+        if self.converts:
             self._scales(part)
         whole, rest = divmod(spec.out_features, blocks.rows)
         repeat(asm, whole, _FRAME.row_blocks_left, partial(self._rows, part, blocks.rows))
@@ -326,9 +337,9 @@ class _CsrCode:
     def _inputs(self, part: Pass, inputs: int) -> None:
         """Bring a block of inputs into the panel, and multiply it."""
         asm = self.asm
-        if self.is_int8:
+        if self.converts:
             asm.emit("mov", PANEL, rsp)
-            self._in_stages(inputs, lambda count: self._integers(part, count))
+            self._in_stages(inputs, lambda count: self._convert(part, count))
         else:
             self._load(part, inputs, rsp, 0)
         asm.emit("mov", WORKSPACE, rsp)
@@ -358,35 +369,42 @@ class _CsrCode:
         if rest:
             body(rest)
 
-    def _staging(self) -> tuple[Register, int]:
-        """Return base and offset of the place for float32 inputs before they are multiplied.
+    def _staged(self, part: Pass, inputs: int) -> tuple[MatrixPlace, list[int]]:
+        """Append code that brings the next inputs, float32, to where they are converted.
 
-        It is the panel itself, or a buffer if the inputs then become shorter, such as bytes.
+        Return that place, and the byte offset of each vector of columns in a row of it. It is the
+        panel itself, or a buffer if the inputs then become shorter, or x.
         """
+        if self.as_it_lies:
+            self.asm.emit("add", _X, inputs * self._step)
+            before = MatrixPlace(_X, self._step, -inputs * self._step)
+            return before, [4 * first for first in self._columns(part)]
         is_short = self.shape.arithmetic.is_short
-        return (rsp, self.shape.staging) if is_short else (PANEL, 0)
+        base, offset = (rsp, self.shape.staging) if is_short else (PANEL, 0)
+        self._load(part, inputs, base, offset)
+        starts = [number * self.vector_bytes for number in range(part.vectors)]
+        return MatrixPlace(base, self.shape.pitch, offset), starts
+
+    def _scaled(self, part: Pass) -> ScaledInputs:
+        code = _CODE.get(self.shape.arithmetic, CsrInt8)
+        return code(self.asm, self.spec.each, self.shape, part.vectors)
 
     def _scales(self, part: Pass) -> None:
-        """int8: compute the reciprocal scale, and a dynamic scale, of each column of a pass."""
-        int8 = CsrInt8(self.asm, self.spec.each, self.shape, part.vectors)
-        int8.start()
-        if self.spec.each.x_steps is not None:
+        """Compute the reciprocal scale, and a dynamic scale, of each column of a pass."""
+        scaled = self._scaled(part)
+        scaled.start()
+        if scaled.fixed:
             return
-
-        def stage(inputs: int) -> None:
-            self._load(part, inputs, *self._staging())
-            int8.largest(*self._staging(), inputs)
-
         self.asm.emit("mov", PANEL, rsp)
-        self._in_stages(self.spec.in_features, stage)
-        self.asm.emit("sub", _X, self.spec.in_features * self._step)
-        int8.scales()
-
-    def _integers(self, part: Pass, inputs: int) -> None:
-        self._load(part, inputs, *self._staging())
-        CsrInt8(self.asm, self.spec.each, self.shape, part.vectors).integers(
-            *self._staging(), inputs
+        self._in_stages(
+            self.spec.in_features,
+            lambda inputs: scaled.largest(*self._staged(part, inputs), inputs),
         )
+        self.asm.emit("sub", _X, self.spec.in_features * self._step)
+        scaled.scales()
+
+    def _convert(self, part: Pass, inputs: int) -> None:
+        self._scaled(part).convert(*self._staged(part, inputs), inputs)
 
     def _finish(self, part: Pass, rows: int) -> None:
         """y = activation(sums + added)."""
@@ -394,13 +412,13 @@ class _CsrCode:
         sums = MatrixPlace(rsp, self.shape.pitch, self.shape.panel_bytes)
         y = MatrixPlace(_Y, self._step)
         vectors = [(n * self.vector_bytes, 4 * first) for n, first in enumerate(columns)]
-        if self.feature_major and not self.is_int8:
+        if self.feature_major and not self.converts:
             ends = RowEnds(sums, y, self._added(rows), vectors, self.few)
             finish_rows(asm, spec.each.activation, ends, rows)
             return
-        if self.is_int8 or spec.each.activation is not Activation.NONE:
-            next_end = _FRAME.next_end if self.has_ends else None
-            activate_rows(asm, spec.each, self.shape, part.vectors, rows, next_end)
+        if self.converts or spec.each.activation is not Activation.NONE:
+            scaled = (self._scaled(part), _FRAME.next_end) if self.has_ends else None
+            activate_rows(asm, spec.each, self.shape, part.vectors, rows, scaled)
         if self.feature_major:
             copy(asm, sums, y, rows, vectors, self.few)
             return

@@ -1,6 +1,6 @@
 """Code of the loop over compressed rows: int8 conversion, products of a block, ends of rows.
 
-    CsrInt8                      int8: x to integers, and sums of integers to y
+    ScaledInputs, CsrInt8        columns with scales; int8: x to integers, sums of integers to y
     emit_core                    the multiplication of one block, a subroutine
     finish_rows, activate_rows   the ends of rows: their sums, in the workspace, become y
 
@@ -19,7 +19,8 @@ Multiplication of a block: a row's sums, then its weights one after the other:
     vfmadd231ps     zmm0, zmm31, [rbx]       16 columns; repeated for each vector of the pass
 
 `vpdpbusd` multiplies bytes; x is its unsigned operand, which must be in a register. `vpmaddwd`
-multiplies pairs of 16 bits and `vpaddd` adds them.
+multiplies pairs of 16 bits and `vpaddd` adds them. `vfmadd231ph` multiplies 32 columns of float16
+(`csr_halves`).
 
 There is code for `MOST` weights; a segment of n weights enters it n weights before its end. All
 segments of a group enter at the same place, so that the processor predicts it. `lea` is there
@@ -115,8 +116,13 @@ def side_by_side(asm: Assembler, parts: list[Register]) -> None:
     asm.emit("vpaddd", first, first, asm.constant(_OFFSETS))
 
 
-class CsrInt8:
-    """Appends the int8 code of a pass of `vectors` vectors; clobbers rax, r8, r10 and vectors."""
+class ScaledInputs:
+    """A pass of `vectors` vectors, each column with a scale of its own; subclasses convert x.
+
+    Clobbers rax, r8, r10 and vectors. `least`: the lower bound of the largest magnitudes.
+    """
+
+    least: np.generic = np.float32(SMALLEST_SCALE)
 
     def __init__(self, asm: Assembler, spec: MatVec, shape: CsrShape, vectors: int) -> None:
         self.asm, self.spec, self.shape, self.vectors = asm, spec, shape, vectors
@@ -139,26 +145,48 @@ class CsrInt8:
         if self.fixed:
             fixed_reciprocal(asm, self.spec, value)
         else:
-            broadcast(asm, value, np.float32(SMALLEST_SCALE))
+            broadcast(asm, value, self.least)
         for number in range(self.vectors):
             asm.emit("vmovups", self.reciprocal(number), value)
 
-    def largest(self, base: Register, offset: int, inputs: int) -> None:
-        """Update the largest magnitudes with `inputs` inputs, as integers: NaN is the largest."""
+    def largest(self, source: MatrixPlace, starts: Sequence[int], inputs: int) -> None:
+        """Update the largest magnitudes with `inputs` inputs, as integers: NaN is the largest.
+
+        `starts`: the byte offset of each vector of columns in a row of the source.
+        """
         asm = self.asm
         sinks = [vector(asm, number) for number in range(self.vectors)]
         bits, loaded = vector(asm, self.vectors), vector(asm, self.vectors + 1)
         begin_largest(asm, [], bits)
         for number, sink in enumerate(sinks):
             asm.emit("vmovups", sink, self.reciprocal(number))
-        asm.emit("lea", r8, Memory(base, offset))
+        asm.emit("lea", r8, Memory(source.base, source.offset))
         with counted_down(asm, dword(r10), inputs):
-            for number, sink in enumerate(sinks):
-                asm.emit("vandps", loaded, bits, self._place(r8, 0, number))
+            for sink, start in zip(sinks, starts, strict=True):
+                asm.emit("vandps", loaded, bits, Memory(r8, start))
                 asm.emit("vpmaxud", sink, sink, loaded)
-            asm.emit("add", r8, self.shape.pitch)
+            asm.emit("add", r8, source.pitch)
         for number, sink in enumerate(sinks):
             asm.emit("vmovups", self.reciprocal(number), sink)
+
+    def scales(self) -> None:
+        """Compute reciprocals and scales from the largest magnitudes."""
+        raise NotImplementedError
+
+    def convert(self, source: MatrixPlace, starts: Sequence[int], inputs: int) -> None:
+        """Write `inputs` inputs to PANEL in the format in which they are multiplied."""
+        raise NotImplementedError
+
+    def outputs(self, values: list[Register], row: Register, scratch: list[Register]) -> None:
+        """Append code that turns a row's sums into float32 outputs, by its factor and bias.
+
+        `values`: a register for each vector of columns; `row` points at the factor and the bias.
+        """
+        raise NotImplementedError
+
+
+class CsrInt8(ScaledInputs):
+    """Appends the int8 code of a pass, from staged inputs."""
 
     def scales(self) -> None:
         """Compute reciprocals and scales from the largest magnitudes."""
@@ -169,10 +197,10 @@ class CsrInt8:
             asm.emit("vmovups", self.reciprocal(number), value)
             asm.emit("vmovups", self.scale(number), largest)
 
-    def integers(self, base: Register, offset: int, inputs: int) -> None:
-        """Write `inputs` inputs, from base + offset on, to PANEL as integers."""
+    def convert(self, source: MatrixPlace, starts: Sequence[int], inputs: int) -> None:
+        """Write `inputs` inputs, staged at `source`, to PANEL as integers."""
         asm, together = self.asm, self.shape.arithmetic.together
-        asm.emit("lea", r8, Memory(base, offset))
+        asm.emit("lea", r8, Memory(source.base, source.offset))
         with counted_down(asm, dword(r10), ceil_div(inputs, together)):
             one = {
                 Arithmetic.BYTES: self._bytes,
@@ -236,10 +264,6 @@ class CsrInt8:
         self.asm.emit("vmovups", self._place(PANEL, 0, number), first)
 
     def outputs(self, values: list[Register], row: Register, scratch: list[Register]) -> None:
-        """Append code that turns a row's integer sums into float32 outputs, by scale and bias.
-
-        `values`: a register for each vector of columns; `row` points at the row's scale and bias.
-        """
         asm = self.asm
         row_scale, bias, scale = scratch[:3]
         asm.emit("vbroadcastss", row_scale, Memory(row))
@@ -263,6 +287,10 @@ GROUPS, QUADS, ROWS, WORKSPACE = rdi, rsi, rdx, rcx
 _ENTRY_BYTES = 32  # from one entry to the next: loads, a shift and a jump
 _PREFETCH_AHEAD = 3072  # bytes, if the weights come from beyond L2
 _BY_LOAD = 4  # offsets
+_MOST_SCALE = 8  # of an index in an address
+_ADDITIONS = {Arithmetic.BYTES: "vpaddd", Arithmetic.HALVES: "vaddph"}  # of two chains
+# Sums of a segment begin with 0: its integers are exact as float32, its halves lose fewer digits.
+_ADDED_AT_THE_END = (Arithmetic.INTEGERS, Arithmetic.HALVES)
 
 
 def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: bool) -> None:
@@ -290,11 +318,13 @@ class _CsrLoop:
     """Appends the code of `emit_core` for passes of one width."""
 
     def __init__(self, asm: Assembler, shape: CsrShape, vectors: int, far: bool) -> None:
-        self.asm, self.shape, self.vectors, self.far = asm, shape, vectors, far
+        self.asm, self.shape, self.far = asm, shape, far
+        self.arithmetic = shape.arithmetic
+        is_halves = self.arithmetic is Arithmetic.HALVES
+        self.vectors = ceil_div(vectors, 2) if is_halves else vectors
         self.weight = vector(asm, asm.target.vector_registers - 1)
         self.inputs = vector(asm, asm.target.vector_registers - 2)
         self.four = vector(asm, asm.target.vector_registers - 3)
-        self.arithmetic = shape.arithmetic
         self.scale, self.input_scale = shape.pitch // OFFSET_UNIT, shape.panel_pitch // OFFSET_UNIT
         self.quad_bytes = quad_bytes(shape.arithmetic)
         # Labels in the code, by the number of weights left.
@@ -335,10 +365,12 @@ class _CsrLoop:
         asm.emit("mov", dword(r8), Memory(ROWS))
         asm.emit("add", ROWS, 4)
         asm.emit("add", QUADS, r12)
-        asm.emit("lea", r8, Memory(WORKSPACE, 0, r8, self.scale))
+        if self.scale > _MOST_SCALE:
+            asm.emit("shl", r8, (self.scale // _MOST_SCALE).bit_length() - 1)
+        asm.emit("lea", r8, Memory(WORKSPACE, 0, r8, min(self.scale, _MOST_SCALE)))
         for number in range(self.vectors):
             for chain in range(self.shape.chains):
-                if chain == 0 and self.arithmetic is not Arithmetic.INTEGERS:
+                if chain == 0 and self.arithmetic not in _ADDED_AT_THE_END:
                     asm.emit("vmovups", self._sum(0, number), self._sums_place(number))
                 else:
                     zero(asm, self._sum(chain, number))
@@ -410,13 +442,15 @@ class _CsrLoop:
         elif self.arithmetic is Arithmetic.PAIRS:
             asm.emit("vpmaddwd", self.inputs, self.weight, place)
             asm.emit("vpaddd", total, total, self.inputs)
+        elif self.arithmetic is Arithmetic.HALVES:
+            asm.emit("vfmadd231ph", total, self.weight, place)
         else:
             asm.emit("vfmadd231ps", total, self.weight, place)
 
     def _finish(self) -> None:
         """Add the chains up, in pairs, and store the sums."""
         chains = self.shape.chains
-        add = "vpaddd" if self.arithmetic is Arithmetic.BYTES else "vaddps"
+        add = _ADDITIONS.get(self.arithmetic, "vaddps")
         while chains > 1:
             chains //= 2
             for chain in range(chains):
@@ -428,6 +462,8 @@ class _CsrLoop:
             if self.arithmetic is Arithmetic.INTEGERS:
                 self.asm.emit("vcvtps2dq", total, total)
                 self.asm.emit("vpaddd", total, total, place)
+            elif self.arithmetic is Arithmetic.HALVES:
+                self.asm.emit("vaddph", total, total, place)
             self.asm.emit("vmovups", place, total)
 
     def _entries(self, entries: Label) -> None:
@@ -513,27 +549,36 @@ def _some_rows(
 
 
 def activate_rows(
-    asm: Assembler, spec: MatVec, shape: CsrShape, vectors: int, rows: int, next_end: Memory | None
+    asm: Assembler,
+    spec: MatVec,
+    shape: CsrShape,
+    vectors: int,
+    rows: int,
+    scaled: tuple[ScaledInputs, Memory] | None,
 ) -> None:
-    """Turn rows of sums into outputs in place: for int8 scale and bias, then the activation.
+    """Turn rows of sums into outputs in place: first by their scales, then by the activation.
 
-    For int8, `next_end` holds the address of the first row's scale and bias; it advances.
+    `scaled`: the scales of columns, and a place with the address of the first row's factor and
+    bias, which advances. Sums of `HALVES` are float16, in the first half of their rows.
     """
     values = [vector(asm, number) for number in range(vectors)]
     scratch = [vector(asm, n) for n in range(vectors, asm.target.vector_registers)]
+    vector_bytes, load = asm.target.vector_bytes, "vmovups"
+    sum_bytes = vector_bytes
+    if shape.arithmetic is Arithmetic.HALVES:
+        load, sum_bytes = "vcvtph2ps", vector_bytes // 2
     asm.emit("lea", r8, Memory(rsp, shape.panel_bytes))
-    if next_end is not None:
-        asm.emit("mov", r9, next_end)
+    if scaled is not None:
+        asm.emit("mov", r9, scaled[1])
     with counted_down(asm, dword(r10), rows):
-        places = [Memory(r8, number * asm.target.vector_bytes) for number in range(vectors)]
-        for value, place in zip(values, places, strict=True):
-            asm.emit("vmovups", value, place)
-        if next_end is not None:
-            CsrInt8(asm, spec, shape, vectors).outputs(values, r9, scratch)
+        for number, value in enumerate(values):
+            asm.emit(load, value, Memory(r8, number * sum_bytes))
+        if scaled is not None:
+            scaled[0].outputs(values, r9, scratch)
             asm.emit("add", r9, 8)
         apply_activation(asm, spec.activation, values, scratch)
-        for value, place in zip(values, places, strict=True):
-            asm.emit("vmovups", place, value)
+        for number, value in enumerate(values):
+            asm.emit("vmovups", Memory(r8, number * vector_bytes), value)
         asm.emit("add", r8, shape.pitch)
-    if next_end is not None:
-        asm.emit("mov", next_end, r9)
+    if scaled is not None:
+        asm.emit("mov", scaled[1], r9)

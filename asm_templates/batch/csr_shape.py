@@ -8,8 +8,8 @@ A *block* is some rows by some inputs. Its nonzero weights lie row by row, and r
 number of weights are consecutive (a *group*), so that a loop over them has no branch that is hard
 to predict.
 A row with more than `MOST` weights in a block is cut into several *segments*. A *word* is the unit
-of multiplication: a float32 weight, the weights of four inputs side by side as int8, the weights of
-two as int16, or one int8 weight.
+of multiplication: a float32 weight, a float16 weight twice, the weights of four inputs side by side
+as int8, the weights of two as int16, or one int8 weight.
 
     quad    four offsets of inputs, 16 bits each, and four words, 32 or 8 bits    24 or 12 bytes
     segment its quads; zeros fill up the first quad
@@ -37,7 +37,7 @@ from sparsejit.x86.routines import LARGEST_WORKSPACE
 MOST = 64  # words in a segment: the code has a place for each
 QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])
 # Unit of the stored offsets of columns and rows in a block: the loop multiplies them by 1, 2, 4 or
-# 8, to match the pitch of the panel.
+# 8, rows by 16 too, to match the pitch of the panel and of the sums.
 OFFSET_UNIT = 32  # bytes
 GROUP_BYTES = 12
 
@@ -198,13 +198,14 @@ def _segments(in_row: _IntArray) -> tuple[_IntArray, _IntArray]:
 
 
 class Arithmetic(Enum):
-    """Number formats in which a batch kernel multiplies: float32, or an encoding of int8.
+    """Number formats in which a batch kernel multiplies: float32, float16, or one of int8.
 
     `together` is the number of inputs in a word of weights.
 
     `PAIRS`: int8 as int16, by `vpmaddwd`, whose sums of two are exact.
     `INTEGERS`: int8 as float32. The products of a segment, `MOST` of 127 * 127, add up exactly.
     `QUADS`: bytes of any four inputs at a time, which are interleaved as they are multiplied.
+    `HALVES`: float16, sums too, 32 columns at a time.
     """
 
     FLOATS = "floats"
@@ -212,6 +213,7 @@ class Arithmetic(Enum):
     PAIRS = "pairs"
     INTEGERS = "integers"
     QUADS = "quads"
+    HALVES = "halves"
 
     @property
     def together(self) -> int:
@@ -225,12 +227,19 @@ class Arithmetic(Enum):
 
     @property
     def is_short(self) -> bool:
-        """Whether quantised inputs take less room than float32."""
-        return self.in_bytes or self is Arithmetic.PAIRS
+        """Whether converted inputs take less room than float32."""
+        return self.in_bytes or self in (Arithmetic.PAIRS, Arithmetic.HALVES)
+
+    @property
+    def converts(self) -> bool:
+        """Whether x is converted, with a scale for each column or a fixed one."""
+        return self is not Arithmetic.FLOATS
 
 
-# Vectors in a pass: more would share a weight's and an offset's load, but fewer inputs fit L1.
+# Vectors of float32 columns in a pass: more would share a weight's and an offset's load, but fewer
+# inputs fit L1. Two are one vector of `HALVES`.
 _VECTORS = {"avx512": 4, "avx2": 8}
+_HALVES_VECTORS = 8
 # Chains of additions for a row, for 1, 2 and more vectors in a pass: together they hide the latency
 # of an addition. Rows of words of bytes are longer, so that fewer of them are under way at once.
 _CHAINS = {
@@ -239,6 +248,7 @@ _CHAINS = {
     Arithmetic.BYTES: (4, 4, 4, 2),
     Arithmetic.PAIRS: (1,),
     Arithmetic.QUADS: (1,),
+    Arithmetic.HALVES: (4, 4, 4, 4, 2),
 }
 _OTHER_REGISTERS = 3  # a weight, four of them, and inputs
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
@@ -264,9 +274,9 @@ class Pass:
 class CsrShape:
     """Loop bounds of a compressed-rows kernel: passes over columns, blocks, workspace layout.
 
-    `pitch`: bytes from one word's inputs to the next in the panel, except for `QUADS`, and from one
-    row's sums to the next; `OFFSET_UNIT` times a power of two. `chains`: separate sums of a row,
-    added at the end of a segment.
+    `pitch`: bytes from one row's sums to the next, and from one word's inputs to the next in the
+    panel, unless those are shorter; `OFFSET_UNIT` times a power of two. `chains`: separate sums of
+    a row, added at the end of a segment.
     """
 
     arithmetic: Arithmetic
@@ -278,7 +288,7 @@ class CsrShape:
     @property
     def panel_pitch(self) -> int:
         """Bytes from one word's inputs to the next in the panel."""
-        return CACHE_LINE_BYTES if self.arithmetic is Arithmetic.QUADS else self.pitch
+        return _panel_pitch(self.arithmetic, self.pitch)
 
     @property
     def panel_bytes(self) -> int:
@@ -346,8 +356,8 @@ def csr_shape(
 
 def _blocks(arithmetic: Arithmetic, matrix: SparseMatrix, target: Target) -> CsrBlocks:
     columns = ceil_div(matrix.in_features, arithmetic.together)
-    widest_pitch = _pitch(_VECTORS[target.isa], target)
-    in_panel = CACHE_LINE_BYTES if arithmetic is Arithmetic.QUADS else widest_pitch
+    widest_pitch = _pitch(_most_vectors(arithmetic, target), target)
+    in_panel = _panel_pitch(arithmetic, widest_pitch)
     width = _even(columns, _width(arithmetic, matrix, in_panel, target))
     # Pitches of the workspace besides the sums of rows, with a margin for rounding rows up.
     others = width + STAGED + 2 + _ROUND
@@ -359,12 +369,23 @@ def _blocks(arithmetic: Arithmetic, matrix: SparseMatrix, target: Target) -> Csr
 def _shape(
     arithmetic: Arithmetic, blocks: CsrBlocks, batch: int, whole_batch: int, target: Target
 ) -> CsrShape:
-    most = _widest(whole_batch, _VECTORS[target.isa], target)
+    most = _widest(whole_batch, _most_vectors(arithmetic, target), target)
     chains = _CHAINS[arithmetic][min(most, len(_CHAINS[arithmetic])) - 1]
     if most * chains > target.vector_registers - _OTHER_REGISTERS:
         chains = 1
     pitch = _pitch(_widest(batch, most, target), target)
     return CsrShape(arithmetic, _passes(batch, most, target), blocks, pitch, chains)
+
+
+def _most_vectors(arithmetic: Arithmetic, target: Target) -> int:
+    return _HALVES_VECTORS if arithmetic is Arithmetic.HALVES else _VECTORS[target.isa]
+
+
+def _panel_pitch(arithmetic: Arithmetic, pitch: int) -> int:
+    """Return the bytes from one word's inputs to the next in the panel; `pitch` is the sums'."""
+    if arithmetic is Arithmetic.QUADS:
+        return CACHE_LINE_BYTES
+    return max(CACHE_LINE_BYTES, pitch // 2) if arithmetic is Arithmetic.HALVES else pitch
 
 
 def _pitch(vectors: int, target: Target) -> int:

@@ -102,7 +102,8 @@ class ModelSettings:
     """The keyword arguments of `compile_model` that affect compiling a graph, as they were given.
 
     `any_length`: whether a size other than the batch has a name. `rounds_x`: whether dtype is
-    "bfloat16" for the whole model, so that a batch of x may be rounded as the weights are.
+    "bfloat16" or "float16" for the whole model, so that a batch of x may be rounded as the weights
+    are, and sums of float16 too.
     """
 
     target: str | Target

@@ -87,7 +87,7 @@ _TRANSFORMERS = "quantised transformers about 0.3"
 # Losses by level and the set that decides; the first row of a level whose set is there, or is none,
 # counts. Ratios: ResNet-50, MobileNet v2, EfficientNet-B0 and BERT-base as QDQ files at 90 % zeros,
 # on a core with both levels; with AVX-VNNI from the share of its instructions.
-_LACKING = (
+_INT8_LACKS = (
     ("avx512", "avx512_vnni", ""),
     ("avx512", "", "no AVX-512 VNNI: quantised layers return float32, int8 by pairs of 16 bits"),
     *(
@@ -97,13 +97,22 @@ _LACKING = (
 )
 
 
+# Losses of cores with AVX-512 that lack a set: dense layers and BERT-base on a Zen 4 core.
+_SHORT_LACKS = (
+    ("avx512_bf16", "no AVX512-BF16: dense bfloat16 layers by float32, about 0.5 of their speed"),
+)
+
+
 def lacking(target: Target) -> str:
     """Return in a line the sets that the target lacks and their cost; empty if there are none."""
-    return next(
+    of_int8 = next(
         text
-        for isa, decides, text in _LACKING
+        for isa, decides, text in _INT8_LACKS
         if isa == target.isa and (not decides or target.has(decides))
     )
+    wide = target.isa == "avx512"
+    of_short = [text for name, text in _SHORT_LACKS if wide and not target.has(name)]
+    return "; ".join(filter(None, [of_int8, *of_short]))
 
 
 def examine(for_developers: bool) -> Diagnosis:

@@ -73,8 +73,8 @@ class ModelOptions:
     each. `any_length`: code for other lengths will follow, and shall read the same weights.
     `same_bits`: a sample has the same bits in any batch, where a function has one tile; `exact`
     promises the same. `by_host`: the host of exported code starts the threads (`HostThreads`).
-    `rounds_x`: layers in bfloat16 may round x to bfloat16 too, in a batch; and attention its
-    operands.
+    `rounds_x`: layers in bfloat16 or float16 may round x as their weights, in a batch; and
+    attention its operands to bfloat16.
     """
 
     target: Target

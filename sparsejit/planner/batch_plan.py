@@ -25,7 +25,7 @@ from functools import cache, lru_cache
 
 from sparsejit.asm_templates.batch.amx_layout import ROW_BYTES, ROWS, TILE_BYTES, TileCounts
 from sparsejit.asm_templates.batch.csr_core import quad_bytes
-from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrCounts, Pass
 from sparsejit.asm_templates.batch.lowered_batch import (
     BatchCounts,
     chunk_columns,
@@ -135,8 +135,12 @@ def _cycles(counts: CsrCounts, part: Pass) -> float:
     moved += spec.out_features * prices.to_y[layout]
     if spec.added_pitch is not None:
         moved += spec.out_features / target.core.batch.loads
-    by_vector = counts.weights * product + counts.segments * prices.sums + moved
-    return counts.weights * prices.weight + part.vectors * by_vector + counts.groups * prices.group
+    computed = part.vectors
+    if shape.arithmetic is Arithmetic.HALVES:  # two at a time
+        computed = round_up(computed, 2)
+    by_vector = counts.weights * product + counts.segments * prices.sums
+    fixed = counts.weights * prices.weight + counts.groups * prices.group
+    return fixed + computed * by_vector + part.vectors * moved
 
 
 # From these numbers of columns on, kernels repeated by the column do not win for matrices with at
@@ -146,6 +150,7 @@ _COLUMNS_OF_MANY_WEIGHTS, _MANY_WEIGHTS = 9, 1 << 14
 _FEW_FOR_DENSE = 0.2  # up to this density, dense code does not win for many columns and weights
 _FOR_ANY_LENGTH = frozenset({"csr"})  # families whose weights are data, ordered alike for any batch
 _TOGETHER = {"dense-pairs": 2, "int8-dense": 4}  # elements that one instruction multiplies
+_OWN_WORKSPACE = ("csr", "quads", "halves", "dense", "int8-tiles")
 _ADDING = ("panels", "csr", "dense")  # families that add an operand to y
 
 
@@ -169,8 +174,8 @@ def plan_batch(
 
     If `alike`, choose one that sums every column in the same order, so that a column's bits do not
     depend on its place in the batch; `mixed` does not. If `any_length`, prefer one whose weights
-    are data that batches of all lengths read. With `rounds_x` it may round x to bfloat16, as the
-    weights are.
+    are data that batches of all lengths read. With `rounds_x` it may round x to the dtype of
+    the weights, and float16 sums too.
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
@@ -203,12 +208,11 @@ def _possible(
     rounds_x: bool = False,
 ) -> Iterator[Template]:
     left_out = {"mixed"} if alike else set()
-    if not (rounds_x or strategy == "dense-pairs"):
-        left_out.add("dense-pairs")
     if strategy == AUTO and spec.dtype is not DType.INT8:
         left_out |= _losing(spec, matrix)
     for row in _made_for(target.alone, spec.dtype):
-        if row.family not in left_out and _is_possible(row, spec, target):
+        may_round = rounds_x or strategy == row.family or not row.rounding
+        if may_round and row.family not in left_out and _is_possible(row, spec, target):
             yield row
 
 
@@ -267,7 +271,7 @@ def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
     if template.family in _TOGETHER:
         return has_room(spec, target, _TOGETHER[template.family])
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
-    if needs_no_workspace or template.family in ("csr", "quads", "dense", "int8-tiles"):
+    if needs_no_workspace or template.family in _OWN_WORKSPACE:
         return True
     both = spec.batch > target.lanes and spec.batch % target.lanes != 0
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")

@@ -130,7 +130,7 @@ class Job:
             and template.made_for(self.target)
             and self.matrix.in_features <= template.most_inputs
             and (template.takes_vast or not self.matrix.is_vast)
-            and not (exact and template.weight_change(self.matrix, self.target))
+            and (not exact or template.is_exact(self.matrix, self.target))
         )
 
 

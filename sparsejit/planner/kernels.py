@@ -164,6 +164,16 @@ def families_for(target: Target, dtype: DType, batch: int) -> list[str]:
     return [row.name for row in rows if row.made_for(target, dtype)]
 
 
+def rounding_of(family: str, dtype: DType) -> float:
+    """Return the largest error of a sum in a family of products of a batch that rounds x, or 0.
+
+    It is over the magnitudes of the products.
+    """
+    rows = (row for row in KERNELS if (row.name, row.operator) == (family, BATCH_PRODUCT))
+    members = (each for row in rows for each in row.members if each.dtype is dtype)
+    return max((each.rounding for each in members), default=0.0)
+
+
 def kernel_name(name: str, target: Target) -> str:
     """Return the name of the step of a kernel at a level.
 

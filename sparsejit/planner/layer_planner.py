@@ -39,7 +39,7 @@ class LayerPlanner:
     tune: whether candidates are measured.
     alike: whether every column of a batch is summed in the same order.
     any_length: whether to prefer kernels whose weights serve batches of all lengths.
-    rounds_x: whether layers in bfloat16 may round x to bfloat16 too, in a batch.
+    rounds_x: whether layers in bfloat16 or float16 may round x as their weights, in a batch.
     model_bytes: approximate bytes of code and data of the whole model; 0 for a layer alone.
     cores: number of cores that share these bytes.
     """

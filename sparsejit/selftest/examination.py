@@ -27,6 +27,7 @@ from sparsejit.lowering.model_code import build_model
 from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.machine.target import MAX_ISA_VARIABLE, Target
 from sparsejit.planner.cheapest_row import preferring
+from sparsejit.planner.kernels import rounding_of
 from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray, guarded_workspace
 from sparsejit.runtime.program import Program
 from sparsejit.selftest.calling_convention import (
@@ -47,6 +48,8 @@ INT8_TOLERANCE = 1e-6
 # The reference's float64 sums, of whole numbers times a step, may not cancel exactly where sums of
 # whole numbers do.
 FLOAT64_ERROR = 1e-12
+# Half the distance of denormal float16 from each other; the largest x of a column is at least 1.
+FLOAT16_STEP = 2.0**-24
 # Allowed absolute errors of tanh and sigmoid themselves.
 ACTIVATION_ERROR = {Activation.TANH: 1e-6, Activation.SIGMOID: 1e-6}
 # Some kernels take a denormal weight for zero, and a denormal product may lose its last places.
@@ -228,7 +231,11 @@ def _error(case: ProductCase, matrix: SparseMatrix, exact: Float64) -> Float64:
     if case.each.dtype is DType.INT8:
         error = INT8_TOLERANCE * (sums + 2 * bias) + FLOAT64_ERROR * products
     else:
-        error = TOLERANCE * (products + bias)
+        rounding = rounding_of(case.strategy, case.dtype)
+        error = TOLERANCE * (products + bias) + rounding * products
+        if rounding:  # x smaller by far than the largest of its column loses digits
+            spread = np.abs(reference.stored_weights(matrix, case.each.dtype)).sum(1)
+            error = error + FLOAT16_STEP * np.multiply.outer(spread, x.max(axis=0))
     error = error + SMALLEST_NORMAL * (x.sum(axis=0) + 2 * matrix.in_features)
     return error.T if batch_major else error
 

@@ -14,7 +14,7 @@ PeachPy on a number that it did not learn from. Other registers are part of the 
 PeachPy's traps, each dealt with here and tested in tests/machine/test_encoder.py:
   * an embedded broadcast gets the disp8 scale of the full vector: the scale is set to the element;
   * `VCMPPS(k2, ...)` encodes a write mask k2: a k destination is always written `k2(k0)`;
-  * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper;
+  * VNNI, BF16, VBMI2 and FP16 are missing: table EXTENSIONS, through PeachPy's own EVEX helper;
     AVX-VNNI, the same without EVEX: table VEX_EXTENSIONS, between registers;
     so is AMX: table TILE_EXTENSIONS, through its VEX helper.
 """
@@ -35,7 +35,7 @@ class Extension(NamedTuple):
     """An instruction that PeachPy lacks: `name destination, [source1,] source2/memory`."""
 
     prefix: int  # 0: none, 1: 66, 2: F3, 3: F2
-    opcode_map: int  # 2: 0F38
+    opcode_map: int  # 2: 0F38; 5, 6: MAP5 and MAP6
     wide: int  # EVEX.W
     opcode: int
     sources: int
@@ -52,6 +52,8 @@ EXTENSIONS: dict[str, Extension] = {
     "vpshrdvd": Extension(1, 2, 0, 0x73, 2, "avx512_vbmi2", "SDM 2C VPSHRDV"),
     "vpshldvd": Extension(1, 2, 0, 0x71, 2, "avx512_vbmi2", "SDM 2C VPSHLDV"),
     "vpexpandb": Extension(1, 2, 0, 0x62, 1, "avx512_vbmi2", "SDM 2C VPEXPAND"),
+    "vaddph": Extension(0, 5, 0, 0x58, 2, "avx512_fp16", "SDM 2C VADDPH"),
+    "vfmadd231ph": Extension(1, 6, 0, 0xB8, 2, "avx512_fp16", "SDM 2C VFMADD231PH"),
 }
 
 
@@ -272,7 +274,7 @@ def _encode_extension(
     # A narrowing conversion has the vector length of its source.
     vector_bytes = getattr(destination, "register", destination).size if memory else last.size
     prefix = encoding.evex(
-        row.opcode_map,
+        row.opcode_map & 3,
         row.wide << 7 | 0b100 | row.prefix,
         {16: 0, 32: 1, 64: 2}[vector_bytes],
         destination.ehcode,
@@ -282,6 +284,7 @@ def _encode_extension(
         z=destination.zcode,
         b=last.bcode if memory else 0,
     )
+    prefix[1] |= row.opcode_map & 4  # PeachPy's helper knows two bits of the map
     code = prefix + bytearray([row.opcode])
     if memory:
         code += encoding.modrm_sib_disp(

@@ -113,7 +113,8 @@ def test_doctor_on_this_machine() -> None:
 @pytest.mark.parametrize(
     ("isa", "more", "line"),
     [
-        ("avx512", {"avx512_vnni"}, ""),
+        ("avx512", {"avx512_vnni", "avx512_bf16"}, ""),
+        ("avx512", {"avx512_vnni"}, "no AVX512-BF16: dense bfloat16 layers by float32, about 0.5"),
         ("avx512", set(), "no AVX-512 VNNI: quantised layers"),
         ("avx2", {"avx_vnni"}, "no AVX-512: int8 convolutions by AVX-VNNI"),
         ("avx2", set(), "no AVX-512: int8 convolutions by AVX2"),
@@ -124,6 +125,7 @@ def test_doctor_says_what_a_processor_lacks(isa: str, more: set[str], line: str)
     target = replace(level, instruction_sets=level.instruction_sets | more)
     assert machine_report.lacking(target).startswith(line)
     assert bool(machine_report.lacking(target)) is bool(line)
+    assert machine_report.lacking(target).count("; ") == (isa == "avx512" and not more)
 
 
 def test_doctor_lists_packages_of_developers_only_where_all_are_asked_for(

@@ -1,4 +1,4 @@
-"""int8 batches by the tiles of AMX, native or by `tile_emulator`, against the exact oracle."""
+"""int8 batches by tiles of AMX, native or by `instruction_emulator`, against the exact oracle."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +9,14 @@ import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instruction_emulator import (
+    emulated_instructions,
+    is_native,
+    needs_tiles,
+    run_tiles,
+    tile_target,
+)
 from matvec_checks import block_weights, target_of
-from tile_emulator import emulated_instructions, is_native, needs_tiles, run_tiles, tile_target
 
 from sparsejit.asm_templates.batch import amx, amx_layout
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES

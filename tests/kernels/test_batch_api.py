@@ -16,7 +16,7 @@ RANDOM = np.random.default_rng(0)
 W = np.where(RANDOM.random((20, 30)) < 0.2, RANDOM.standard_normal((20, 30)), 0).astype(np.float32)
 X = RANDOM.standard_normal((7, 30)).astype(np.float32)
 # Strategies for float32.
-OF_OTHER_DTYPES = ("quads", "dense-pairs", "int8-dense", "int8-tiles")
+OF_OTHER_DTYPES = ("quads", "dense-pairs", "halves", "int8-dense", "int8-tiles")
 STRATEGIES = [s for s in batch_strategies() if s not in OF_OTHER_DTYPES]
 ATOL = 4e-5  # an index in the weight changes it by 2e-6 of itself
 

@@ -54,3 +54,13 @@ def test_a_processor_that_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cpuinfo, "read_machine", lambda: ("flags\t: avx2 fma avx\n", {}))
     assert processor_numbers() == ("", 0, 0)
     assert microarchitecture.detect() == UNKNOWN
+
+
+@pytest.mark.parametrize("key", MICROARCHITECTURES)
+def test_every_step_says_where_its_price_is_from(key: str) -> None:
+    """Only a core that was measured has prices that are neither assumed nor on paper."""
+    core = core_named(key)
+    sources = {step.source for step in core.steps.values()}
+    assert sources and all(sources)
+    measured = {source for source in sources if not source.startswith(("assumed", "on paper"))}
+    assert bool(measured) is not core.assumed

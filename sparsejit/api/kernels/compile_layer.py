@@ -57,12 +57,14 @@ def compile_matrix(
         activation: "none", "relu", "relu6", "tanh" or "sigmoid".
         batch: samples a call. Above 1, x is (batch, in_features) and y is (batch, out_features).
         dtype: how weights are stored: "float32"; "bfloat16" or "float16", with float32 arithmetic
-            except in dense-pairs; or "int8", which also quantises x and sums whole numbers.
+            except in dense-pairs and halves; or "int8", which also quantises x and sums whole
+            numbers.
         strategy: "auto", or a family of kernels. For one x: broadcast, broadcast-loop,
             broadcast-mixed, broadcast-4x4, broadcast-4x1, dense, dot, permute, permute-inline,
             immediate, lane16, lookup, int8-permute, int8-single, int8-staged, int8-dense,
-            int8-pairs. For a batch: panels, csr, quads, dense, dense-pairs (bfloat16), rows, mixed,
-            int8-dense, int8-tiles. Not all exist for every dtype and target.
+            int8-pairs. For a batch: panels, csr, quads, dense, dense-pairs (bfloat16), halves
+            (float16), rows, mixed, int8-dense, int8-tiles. Not all exist for every dtype and
+            target.
         target: "native", a level ("avx2", "avx512") or a `Target`.
         threads: the number of threads that may share the rows, or the columns of a batch; "auto" is
             one a core. They are used where that is predicted to save a quarter of the time.

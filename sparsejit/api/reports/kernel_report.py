@@ -50,6 +50,7 @@ def _described(spec: Layer, facts: Facts, division: Split, target: Target) -> di
         "kernel": facts.plan.chosen.template.name,
         "reason": facts.reason,
         "weights_change_by": _weight_change(division, target),
+        "rounding": max(part.plan.chosen.template.rounding for part in division.parts),
         "threads_reason": division.reason,
         "parts": [
             {
@@ -96,10 +97,16 @@ def _grouping(about: Mapping[str, Any]) -> list[str]:
 
 
 def _exactness(about: Mapping[str, Any]) -> str:
-    change = about["weights_change_by"]
+    change, rounding = about["weights_change_by"], about["rounding"]
+    kernels = ", ".join(dict.fromkeys(part["kernel"] for part in about["parts"]))
+    if rounding:
+        return (
+            f"weights: as {about['dtype']} holds them; {kernels} rounds x, and sums are wrong by "
+            f"at most 2^{log2(rounding):.0f} of the magnitudes of their products; "
+            "exact=True excludes such kernels"
+        )
     if not change:
         return f"weights: exactly as {about['dtype']} holds them"
-    kernels = ", ".join(dict.fromkeys(part["kernel"] for part in about["parts"]))
     return (
         f"weights: each changed by at most 2^{log2(change):.0f} of itself, and weights below "
         f"2^-125 become zero, since {kernels} keeps an index in their lowest bits; "

@@ -22,7 +22,7 @@ _ASSUMED = {
 
 def _between(key: tuple[str, str, str]) -> StepPrice:
     one = ZEN5.steps[key].cycles if key in ZEN5.steps else _ASSUMED.get(key, 1.0)
-    return StepPrice((one * GOLDEN_COVE.steps[key].cycles) ** 0.5, "between two cores")
+    return StepPrice((one * GOLDEN_COVE.steps[key].cycles) ** 0.5, "assumed, between two cores")
 
 
 GENERIC = Core(

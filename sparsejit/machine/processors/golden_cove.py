@@ -154,6 +154,9 @@ GOLDEN_COVE = Core(
         ("avx512", "bytes"): CsrPrices(0.4, 0.75, 0.8, 3.2, 30, (8, 10), (11, 17), 0.3),
         # Assumed: a quad takes eight cycles of the port that unpacks.
         ("avx512", "quads"): CsrPrices(2.1, 0.0, 0.0, 3.2, 30, (7, 9), (11, 17), 0.3),
+        # Assumed: as floats, of which a product and a load of sums take two vectors at a time; x is
+        # read twice, and converted on two ports.
+        ("avx512", "halves"): CsrPrices(0.4, 0.35, 0.4, 1.85, 30, (5, 9), (11, 17), 0.3),
         ("avx2", "floats"): CsrPrices(0.6, 0.51, 0.1, 3.2, 20, (1.4, 2.7), (2.3, 5.7), 0.4),
         ("avx2", "integers"): CsrPrices(0.6, 0.51, 0.1, 4.2, 20, (5, 7.5), (4, 7.5), 0.4),
         # Assumed, from the instructions on its ports.

@@ -8,6 +8,7 @@ cores beside it are not known to the compiler.
 from dataclasses import replace
 
 from sparsejit.machine.core import Rates, caches, models
+from sparsejit.machine.price_records import StepPrice
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
 
 RAPTOR_LAKE = replace(
@@ -22,5 +23,9 @@ RAPTOR_LAKE = replace(
         data={"L1": 64.0, "padded L2": 38.0, "L2": 43.0, "L3": 14.0, "memory": 5.0},
         code=GOLDEN_COVE.rates.code,
     ),
+    steps={
+        key: StepPrice(price.cycles, "assumed, Golden Cove's")
+        for key, price in GOLDEN_COVE.steps.items()
+    },
     assumed=True,
 )

@@ -51,10 +51,10 @@ ZEN4 = Core(
         code={"L1": 32.0, "L2": 12.0, "L3": 7.0, "memory": 2.8},
     ),
     steps={
-        (kind, isa, stored): StepPrice(_WIDE_FACTOR * price.cycles, "assumed, from Zen 5's")
-        if isa == "avx512"
-        else price
-        for (kind, isa, stored), price in STEPS.items()
+        key: StepPrice(
+            price.cycles * (_WIDE_FACTOR if key[1] == "avx512" else 1.0), "assumed, from Zen 5's"
+        )
+        for key, price in STEPS.items()
     }
     | {
         ("int8-dense-signed", "avx2", "int8"): StepPrice(1.05, "20x480 in 190 ns, 480x20 in 120"),

@@ -145,6 +145,8 @@ CSR = {
     ("avx512", "bytes"): CsrPrices(0.45, 0.6, 0.5, 2.5, 30, (13, 14), (7, 8.5), 0.3),
     # Prototypes: 4.4 to 5 cycles for four weights and 64 columns.
     ("avx512", "quads"): CsrPrices(1.35, 0.0, 0.0, 2.5, 30, (7, 8), (7, 8.5), 0.3),
+    # The core lacks AVX512-FP16: half of the floats' price, for tests that pretend it.
+    ("avx512", "halves"): CsrPrices(0.45, 0.28, 0.25, 1.5, 30, (7, 8), (7, 8.5), 0.3),
     ("avx2", "floats"): CsrPrices(0.45, 0.55, 0.2, 2.5, 30, (1.3, 1.5), (2.6, 3), 0.3),
     ("avx2", "integers"): CsrPrices(0.45, 0.55, 0.2, 3.5, 30, (4.6, 5), (4, 4.4), 0.3),
     # From the integers' as on Zen 4: unstructured takes as long, blocks over inputs 0.6.
