@@ -25,7 +25,7 @@ from sparsejit.estimators.column_steps import (
     kept_categories,
     parts_of,
 )
-from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
+from sparsejit.estimators.left_out_zeros import LeftOut, both, dense, trees_read_sparse
 from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
@@ -56,7 +56,7 @@ class Refusals:
     `no_nan` and `no_infinity` are masks of features. `known` has features of which an encoder must
     have seen every number, with the numbers that it has seen. `together` has the groups of features
     with which a step computes as one array. `least` are the least numbers of features that are not
-    refused, -infinity for most.
+    refused, -infinity for most. `no_sparse_nan` is the mask of NaN in a sparse X.
 
     `forms` has features that a function reads, with the forms of X that it takes; `guards`, by the
     ids of functions, which of their results are refused, and `mark` is the result of such rows.
@@ -70,17 +70,22 @@ class Refusals:
     forms: list[tuple[Array, frozenset[str]]] = field(default_factory=list)
     guards: dict[int, Guard] = field(default_factory=dict)
     mark: float | None = None
+    no_sparse_nan: Array = field(default_factory=lambda: np.zeros(1, bool))
 
     @classmethod
     def of(cls, chains: Sequence[Sequence[Any]], lifted: Lifted) -> Refusals:
         """Refusals of chains of steps, each from X and codes to an estimator that predicts."""
         width = lifted.width
         none = np.zeros(width, bool)
-        found = cls(none.copy(), none.copy(), [], [], np.full(width, -np.inf))
+        least, no_sparse_nan = np.full(width, -np.inf), none.copy()
+        found = cls(none.copy(), none.copy(), [], [], least, no_sparse_nan=no_sparse_nan)
         for steps in chains:
             own = list(takewhile(lambda step: not isinstance(step, Stack), steps))
             found.together.extend(computed_together(own, np.arange(width)))
-            found._follow(steps, _Columns.of_x(width))
+            ends = (found.no_nan, False), (no_sparse_nan, True)
+            masks = [mask for mask, sparse in ends if trees_read_sparse(steps, width, sparse)]
+            found._follow(steps, _Columns.of_x(width), masks)
+        no_sparse_nan |= found.no_nan
         return found._of_given(lifted)
 
     def _of_given(self, lifted: Lifted) -> Refusals:
@@ -110,10 +115,17 @@ class Refusals:
         mark = mark_of(self.guards.values()) if self.guards else None
         forms = [(features[features < given], names) for features, names in self.forms]
         least = self.least[:given]
-        return Refusals(*masks, known, groups, least, forms, self.guards, mark)
+        stored = self.no_sparse_nan[:given]
+        return Refusals(*masks, known, groups, least, forms, self.guards, mark, stored)
 
-    def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
+    def _follow(
+        self, steps: Sequence[Any], columns: _Columns, no_nan: Sequence[Array] = ()
+    ) -> _Columns:
+        """The columns behind steps; NaN that the last one reads is refused in masks `no_nan`."""
         for before, step in zip([None, *steps], steps, strict=False):
+            if step is steps[-1]:
+                for mask in no_nan:
+                    mask[columns.source[columns.nan]] = True
             if type(step).__name__ == "CategoricalNB":
                 self._follow_codes(step, columns, type(before).__name__)
             columns = self._step(step, columns)
@@ -351,8 +363,10 @@ class EstimatorInput:
         elif not self._is_plain(X):
             array = self._converted(X)
             self._check_samples(array)
-            if self._refuses and not self._is_plain(array):
-                self._check_finite(array)
+            if hasattr(X, "toarray"):
+                self._check_finite(array, self.refusals.no_sparse_nan)
+            elif self._refuses and not self._is_plain(array):
+                self._check_finite(array, self.refusals.no_nan)
         if self.refusals.known:
             self._check_known(array)
         if self._has_least:
@@ -474,7 +488,7 @@ class EstimatorInput:
         else:
             array = words.read_array(rows)
         if self._refuses and not self._is_plain(array):
-            self._check_finite(array)
+            self._check_finite(array, self.refusals.no_nan)
         return array
 
     def _kinds(self, columns: Sequence[Any]) -> list[np.dtype[Any]]:
@@ -623,9 +637,9 @@ class EstimatorInput:
                 f"X has no samples, its shape is {shape}; give at least one, as {self.name} asks"
             )
 
-    def _check_finite(self, array: Array) -> None:
+    def _check_finite(self, array: Array, no_nan: Array) -> None:
         for refused, is_there, what in (
-            (self.refusals.no_nan, np.isnan, "replace it, as SimpleImputer does"),
+            (no_nan, np.isnan, "replace it, as SimpleImputer does"),
             (self.refusals.no_infinity, np.isinf, "give numbers that its dtype holds"),
         ):
             rows, columns = np.nonzero(is_there(array) & refused)

@@ -3,11 +3,11 @@
     {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
-     "together": [[feature, ...], ...], "least": [number or null, ...], "left_out": name,
-     "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
-     "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
-     "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
-     "step": name}, ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
+     "no_sparse_nan": [...], "together": [[feature, ...], ...],
+     "least": [number or null, ...], "left_out": name, "frames": bool,
+     "targets": [labels, ...] or null, "splits": bool, "kind": name, "rounds": ...,
+     "words": null or {"read": [bool for each feature], "codes": bool, "columns": [{"feature": ...,
+     "words": [...], "codes": [...], "nan": code, "others": code, "step": name}, ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
      [[kind, feature, border, bool], ...], "hashes": [...], "values": [...], "others": ...}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
      "text": null or the fields of a TextReader, "column": bool,
@@ -68,7 +68,7 @@ _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
 _NEWER = (
     *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
-    *("least", "column", "forms", "mark", "required"),
+    *("least", "column", "forms", "mark", "required", "no_sparse_nan"),
 )
 
 
@@ -185,6 +185,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "flags": source.flags,
         "no_nan": refused.no_nan.tolist(),
         "no_infinity": refused.no_infinity.tolist(),
+        "no_sparse_nan": refused.no_sparse_nan.tolist(),
         "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
         "together": [group.tolist() for group in refused.together],
         "least": [None if each == -np.inf else each for each in refused.least.tolist()],
@@ -499,8 +500,9 @@ def _code_from_data(code: Any) -> float | None:
     return code
 
 
-def _mask(values: list[Any], features: int) -> Array:
-    if len(values) != features or not all(type(value) is bool for value in values):
+def _mask(values: Any, features: int) -> Array:
+    is_mask = type(values) is list and {*map(type, values)} <= {bool}
+    if not is_mask or len(values) != features:
         raise DamagedFile(f"has a mask that is not of {features} features")
     return np.array(values, bool)
 
@@ -534,6 +536,7 @@ def _refusals_from_data(
         _least_from_data(header.get("least", [None] * width), width),
         _forms_from_data(header.get("forms", []), width),
         mark=_mark_from_data(header.get("mark")),
+        no_sparse_nan=_mask(header.get("no_sparse_nan", nan), width),
     )
 
 
