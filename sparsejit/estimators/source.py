@@ -6,8 +6,9 @@
      "no_sparse_nan": [...], "together": [[feature, ...], ...],
      "least": [number or null, ...], "left_out": name, "frames": bool,
      "targets": [labels, ...] or null, "splits": bool, "kind": name, "rounds": ...,
-     "words": null or {"read": [bool for each feature], "codes": bool, "columns": [{"feature": ...,
-     "words": [...], "codes": [...], "nan": code, "others": code, "step": name}, ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
+     "words": null or {"read": [bool for each feature], "codes": bool, "columns":
+     [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code, "step": name},
+     ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
      [[kind, feature, border, bool], ...], "hashes": [...], "values": [...], "others": ...}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
      "text": null or the fields of a TextReader, "column": bool,
