@@ -171,6 +171,12 @@ class TextReader:
         """The number of columns."""
         return self.hashed or len(self.words)
 
+    @property
+    def may_be_below_0(self) -> bool:
+        """Whether a weighted count may be below 0."""
+        is_signed = self.alternates and not self.is_binary
+        return is_signed or self.is_sublinear or min(self.weights, default=1.0) < 0
+
     def parts(self, given: Sequence[str]) -> Iterator[TextCounts]:
         """The counts of texts, some texts after some."""
         return map(self.counts, self._parted(given))
@@ -469,6 +475,14 @@ def texts_of(given: Any) -> list[str]:
         if not isinstance(text, str):
             raise InvalidInput(f"X has {text!r} among its texts; give strings")
     return texts
+
+
+@dataclass(frozen=True, eq=False)
+class TextColumn:
+    """A feature of X that holds texts, and their reader."""
+
+    feature: int
+    reader: TextReader
 
 
 @dataclass(frozen=True, eq=False)
