@@ -43,7 +43,11 @@ from sparsejit.estimators.source import (
     x_kind,
 )
 from sparsejit.estimators.text import TextCounts, TextReader
-from sparsejit.estimators.text_products import LeadingProducts, products_of
+from sparsejit.estimators.text_products import (
+    LeadingProducts,
+    products_beside,
+    products_of,
+)
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element
 from sparsejit.lowering.context import Progress
@@ -56,7 +60,7 @@ def _silent(stage: str, share: float) -> None:
     """A progress function that shows nothing."""
 
 
-_FLOAT32 = np.dtype(np.float32)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _COUNTS = 1 << 17  # of texts in memory at the same time, zeros too
 _PRODUCTS = "products"  # the kind of an X of products of counts
 _OF_PRODUCTS = np.dtype(np.void)
@@ -281,7 +285,12 @@ class CompiledEstimator(Compiled):
 
     @cached_property
     def _products(self) -> LeadingProducts | None:
-        """The products with which all methods begin, where X are texts."""
+        """The products with which all methods begin, where X are texts or has texts."""
+        if self._input.text_columns:
+            graphs = self._source.graphs.get(_FLOAT64.name)
+            features = self._input.features
+            counted = range(features, features + self._input.counted)
+            return None if graphs is None else products_beside(graphs, counted)
         if self._input.text is None or not self._input.takes_products:
             return None
         kinds = dict.fromkeys([self._input.widest.name, _FLOAT32.name])
@@ -348,6 +357,8 @@ class CompiledEstimator(Compiled):
         """
         if self._input.text is not None:
             found = self._of_texts(method, self._input.text, X, options)
+        elif self._input.text_columns:
+            found = self._of_columns(method, X, options)
         else:
             found = self._result(method, X, self._input.read(X), options)
         if method == "transform" and self._source.outputs is not None and not options:
@@ -396,17 +407,55 @@ class CompiledEstimator(Compiled):
             self._calls[key] = variant.call.run, self._finish(method, variant)
         return self._calls[key]
 
-    def _of_counts(self, method: str, counts: TextCounts, options: dict[str, Any]) -> Any:
-        """A method's result for counts, which are written among zeros that are kept for that."""
+    def _of_columns(self, method: str, X: Any, options: dict[str, Any]) -> Any:
+        """A method's result for an X with columns of texts."""
+        rules, features = self._input, self._input.features
+        x, texts = rules.read(X), rules.texts_of_columns(X)
+        if self._products is not None and not options and x.dtype == _FLOAT64:
+            products = sum(
+                np.concatenate([*each(own)])
+                for each, own in zip(self._column_products, texts, strict=True)
+            )
+            call, finish = self._text_call(method)
+            (result,) = call(np.concatenate([x[:, :features], products, x[:, features:]], axis=1))
+            return result if finish is None else finish(result)
+        most, found = max(self.tile, _COUNTS // rules.width), []
+        for first in range(0, len(x), most):
+            own = slice(first, first + most)
+            counts = rules.counts_of([each[own] for each in texts])
+            found.append(self._of_counts(method, counts, options, x[own]))
+        return found[0] if len(found) == 1 else _joined(found)
+
+    @cached_property
+    def _column_products(self) -> list[Callable[[Sequence[str]], Iterator[Array]]]:
+        """The products of each column of texts."""
+        assert self._products is not None
+        readers = [each.reader for each in self._input.text_columns]
+        ends = np.cumsum([each.width for each in readers])[:-1]
+        parts = np.split(self._products.weights, ends)
+        return [each.products(part) for each, part in zip(readers, parts, strict=True)]
+
+    def _of_counts(
+        self, method: str, counts: TextCounts, options: dict[str, Any], beside: Array | None = None
+    ) -> Any:
+        """A method's result for counts, which are written among zeros that are kept for that.
+
+        Columns of X and of codes lie `beside` the counts.
+        """
+        dtype = self._input.widest if beside is None else beside.dtype
         try:
             zeros = self._zeros.pop()
         except IndexError:
-            zeros = np.zeros((0, self._input.width), self._input.widest)
-        if len(zeros) < counts.count:
-            zeros = np.zeros((counts.count, self._input.width), self._input.widest)
+            zeros = np.zeros((0, self._input.width), dtype)
+        if len(zeros) < counts.count or zeros.dtype != dtype:
+            zeros = np.zeros((counts.count, self._input.width), dtype)
         try:
             self._input.write_counts(counts, zeros[: counts.count])
             x = zeros[: counts.count]
+            if beside is not None:
+                features = self._input.features
+                x[:, :features], rest = beside[:, :features], beside[:, features:]
+                x[:, self._input.width - rest.shape[1] :] = rest
             return self._result(method, x, x, options)
         finally:
             zeros[counts.texts, counts.columns] = 0

@@ -7,7 +7,6 @@ an imputer's number goes; a selector renumbers features. Where some x count as m
 forest, or are a category, a test becomes a search among intervals.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +16,11 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import (
     SELECTORS,
-    each_step,
     filling_of,
     kept_categories,
     parts_of,
 )
-from sparsejit.estimators.forest_probes import Gap, Probes, Seen
+from sparsejit.estimators.forest_probes import Gap, Probes, Seen, accepting
 from sparsejit.estimators.forest_reading import ReadForest
 from sparsejit.estimators.transformers import marked_by
 from sparsejit.frontends.writing.trees import Nodes, add_search, rounded_down
@@ -61,7 +59,7 @@ def _without_steps(
             f"the XGBoost model has missing={forest.missing} and follows other steps or is one of "
             "several estimators; fit it with NaN for missing values"
         )
-    steps = _ignore_unknown_categories(steps)
+    steps = accepting(steps)
     own = forest.rounds_x, forest.missing, forest.skips_zeros
     probes = Probes(steps, features, dtype, *own, is_sparse)
     outputs = _Outputs(np.arange(features), np.full(features, np.nan), np.zeros(features, bool))
@@ -289,14 +287,3 @@ class _Tests:
         if seen.is_missing[0, output]:
             return left if missing_left else right
         return left if seen.values[0, output] <= self.compared[node] else right
-
-
-def _ignore_unknown_categories(steps: Sequence[Any]) -> list[Any]:
-    """Copies of steps that accept any X: unknown categories, and negative numbers if sparse."""
-    copied = copy.deepcopy(list(steps))
-    for step in each_step(copied):
-        if type(step).__name__ == "OneHotEncoder":
-            step.handle_unknown = "ignore"
-        elif type(step).__name__ == "QuantileTransformer":
-            step.ignore_implicit_zeros = True
-    return copied

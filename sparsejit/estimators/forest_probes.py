@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.estimators.column_steps import SELECTORS, filling_of, parts_of
+from sparsejit.estimators.column_steps import SELECTORS, each_step, filling_of, parts_of
 from sparsejit.estimators.parts import is_mixing
 from sparsejit.ir.values import Array
 
@@ -294,6 +294,17 @@ def _repeats(source: Array) -> Array:
     found = np.empty(len(source), np.int64)
     found[order] = np.arange(len(source)) - firsts
     return found
+
+
+def accepting(steps: Sequence[Any]) -> list[Any]:
+    """Copies of steps that accept any X: unknown categories, and negative numbers if sparse."""
+    copied = copy.deepcopy(list(steps))
+    for step in each_step(copied):
+        if type(step).__name__ == "OneHotEncoder":
+            step.handle_unknown = "ignore"
+        elif type(step).__name__ == "QuantileTransformer":
+            step.ignore_implicit_zeros = True
+    return copied
 
 
 def transformed(steps: Sequence[Any], x: Any, keeps_zeros: bool = False) -> Made:

@@ -67,7 +67,8 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
-from sparsejit.estimators.text import VECTORISERS, TextReader, text_of
+from sparsejit.estimators.text import VECTORISERS, TextColumn, TextReader, text_of
+from sparsejit.estimators.text_columns import texts_of_columns
 from sparsejit.estimators.traced_functions import is_function, read_function
 from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
@@ -130,7 +131,9 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     given, estimator = estimator, held(estimator)
     text = text_of(estimator)
-    counted = column_of_labels(estimator) if text is None else text.estimator
+    counted, texts = texts_of_columns(estimator)
+    if not texts:
+        counted = column_of_labels(estimator) if text is None else text.estimator
     first = chains_of(counted)[0][0]
     for chain in chains_of(counted):
         _check_kind(chain[-1], _KNOWN | _STEPS | REPLACED)
@@ -147,7 +150,8 @@ def read_estimator(estimator: Any) -> ReadEstimator:
             forests[id(chain[-1])] = _forest_of(chain)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
     is_column = type(estimator).__name__ in _OF_ONE_COLUMN
-    left_out = LeftOut.REFUSED if is_column else left_out_of(chains, found.width)
+    refuses_sparse = is_column or bool(texts)
+    left_out = LeftOut.REFUSED if refuses_sparse else left_out_of(chains, found.width)
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
@@ -160,8 +164,10 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         word_columns_of(found, chains) if hashed is None else hashed,
         None if text is None else text.reader,
         is_column,
-        _required(estimator, features),
+        None if texts else _required(estimator, features),
     )
+    if texts:
+        rules = _with_texts(rules, texts, estimator)
     if text is not None:
         _check_text(text.reader, rules, chains[0][-1])
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
@@ -186,6 +192,26 @@ def _hashes_of(chains: Sequence[Sequence[Any]]) -> HashColumns | None:
             )
         return None
     return every[0]
+
+
+def _with_texts(
+    rules: EstimatorInput, texts: tuple[TextColumn, ...], estimator: Any
+) -> EstimatorInput:
+    """The rules for X of an estimator of X, counts and codes."""
+    assert rules.words is not None  # texts are read as no numbers
+    features = rules.features - sum(each.reader.width for each in texts)
+    is_read = rules.words.is_read[:features].copy()
+    is_read[[each.feature for each in texts]] = False
+    words = replace(rules.words, features=features, is_read=is_read)
+    return replace(
+        rules,
+        features=features,
+        names=_names_of(estimator),
+        refusals=rules.refusals.beside(texts, features),
+        words=words,
+        required=_required(estimator, features),
+        text_columns=texts,
+    )
 
 
 def _required(estimator: Any, features: int) -> Array | None:

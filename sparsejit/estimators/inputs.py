@@ -9,7 +9,7 @@ float32. Infinite and missing values are refused where they reach a step that re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -25,11 +25,11 @@ from sparsejit.estimators.column_steps import (
     kept_categories,
     parts_of,
 )
-from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
+from sparsejit.estimators.left_out_zeros import LeftOut, both, dense, trees_read_sparse
 from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
-from sparsejit.estimators.text import TextCounts, TextReader, texts_of
+from sparsejit.estimators.text import TextColumn, TextCounts, TextReader, texts_of
 from sparsejit.estimators.traced_functions import Guard, is_function, mark_of, read_function
 from sparsejit.estimators.transformers import is_written, outputs_of
 from sparsejit.estimators.words import FEW_ROWS, WordColumns, frame_columns
@@ -56,7 +56,7 @@ class Refusals:
     `no_nan` and `no_infinity` are masks of features. `known` has features of which an encoder must
     have seen every number, with the numbers that it has seen. `together` has the groups of features
     with which a step computes as one array. `least` are the least numbers of features that are not
-    refused, -infinity for most.
+    refused, -infinity for most. `no_sparse_nan` is the mask of NaN in a sparse X.
 
     `forms` has features that a function reads, with the forms of X that it takes; `guards`, by the
     ids of functions, which of their results are refused, and `mark` is the result of such rows.
@@ -70,17 +70,22 @@ class Refusals:
     forms: list[tuple[Array, frozenset[str]]] = field(default_factory=list)
     guards: dict[int, Guard] = field(default_factory=dict)
     mark: float | None = None
+    no_sparse_nan: Array = field(default_factory=lambda: np.zeros(1, bool))
 
     @classmethod
     def of(cls, chains: Sequence[Sequence[Any]], lifted: Lifted) -> Refusals:
         """Refusals of chains of steps, each from X and codes to an estimator that predicts."""
         width = lifted.width
         none = np.zeros(width, bool)
-        found = cls(none.copy(), none.copy(), [], [], np.full(width, -np.inf))
+        least, no_sparse_nan = np.full(width, -np.inf), none.copy()
+        found = cls(none.copy(), none.copy(), [], [], least, no_sparse_nan=no_sparse_nan)
         for steps in chains:
             own = list(takewhile(lambda step: not isinstance(step, Stack), steps))
             found.together.extend(computed_together(own, np.arange(width)))
-            found._follow(steps, _Columns.of_x(width))
+            ends = (found.no_nan, False), (no_sparse_nan, True)
+            masks = [mask for mask, sparse in ends if trees_read_sparse(steps, width, sparse)]
+            found._follow(steps, _Columns.of_x(width), masks)
+        no_sparse_nan |= found.no_nan
         return found._of_given(lifted)
 
     def _of_given(self, lifted: Lifted) -> Refusals:
@@ -110,10 +115,50 @@ class Refusals:
         mark = mark_of(self.guards.values()) if self.guards else None
         forms = [(features[features < given], names) for features, names in self.forms]
         least = self.least[:given]
-        return Refusals(*masks, known, groups, least, forms, self.guards, mark)
+        stored = self.no_sparse_nan[:given]
+        return Refusals(*masks, known, groups, least, forms, self.guards, mark, stored)
 
-    def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
+    def beside(self, texts: Sequence[TextColumn], features: int) -> Refusals:
+        """The refusals of X without columns of counts, which follow its `features`.
+
+        Raises InvalidInput where counts themselves may be refused.
+        """
+        count = sum(each.reader.width for each in texts)
+        kept = np.ones(len(self.no_nan), bool)
+        kept[features : features + count] = False
+        counted = [feature for feature, _ in self.known] + [
+            int(each) for group, _ in self.forms for each in group
+        ]
+        may_be_below = any(each.reader.may_be_below_0 for each in texts)
+        least = self.least[~kept].max(initial=-np.inf)
+        if any(not kept[each] for each in counted) or least > 0 or (least == 0 and may_be_below):
+            raise InvalidInput(
+                "a step refuses some counts of texts, or was recorded for a form of them; let "
+                "another model read them"
+            )
+        # The dtype of counts is the one in which columns that are no numbers are read.
+        sources = np.concatenate([
+            np.arange(features),
+            *(np.full(each.reader.width, each.feature) for each in texts),
+            np.arange(features, len(kept) - count),
+        ])
+        return replace(
+            self,
+            no_nan=self.no_nan[kept],
+            no_infinity=self.no_infinity[kept],
+            together=[np.unique(sources[group]) for group in self.together],
+            least=self.least[kept],
+            no_sparse_nan=self.no_sparse_nan[kept],
+        )
+
+    def _follow(
+        self, steps: Sequence[Any], columns: _Columns, no_nan: Sequence[Array] = ()
+    ) -> _Columns:
+        """The columns behind steps; NaN that the last one reads is refused in masks `no_nan`."""
         for before, step in zip([None, *steps], steps, strict=False):
+            if step is steps[-1]:
+                for mask in no_nan:
+                    mask[columns.source[columns.nan]] = True
             if type(step).__name__ == "CategoricalNB":
                 self._follow_codes(step, columns, type(before).__name__)
             columns = self._step(step, columns)
@@ -312,8 +357,9 @@ class EstimatorInput:
     that graphs read for zeros that a sparse X leaves out; `takes_frames`: whether a frame can be
     read as numbers; `words`: columns of codes that follow the features, None where no step reads
     words; `text`: the reader that counts the tokens of an X of texts, None for an X of numbers;
-    `is_column`: X may be (samples,); `required`: features that a frame must have, in any order,
-    where the first step chooses columns by name, else None.
+    `text_columns`: features of texts, whose counts follow the features; `is_column`: X may be
+    (samples,); `required`: features that a frame must have, in any order, where the first step
+    chooses columns by name, else None.
     """
 
     name: str
@@ -328,16 +374,28 @@ class EstimatorInput:
     text: TextReader | None = None
     is_column: bool = False
     required: Array | None = None
+    text_columns: tuple[TextColumn, ...] = ()
 
     @property
     def width(self) -> int:
-        """The number of columns that native code reads: of X, and of codes."""
+        """The number of columns that native code reads: of X, of counts of texts, and of codes."""
+        return self._width + self.counted
+
+    @property
+    def counted(self) -> int:
+        """The number of columns of counts, which follow the features."""
+        return sum(each.reader.width for each in self.text_columns)
+
+    @property
+    def _width(self) -> int:
+        """The number of columns of X, and of codes."""
         return self.features if self.words is None else self.words.width
 
     def read(self, X: Any) -> Array:
         """Return X as float32, or float64 where that matters, with columns of codes behind it.
 
-        A sparse X may get twice as wide. Raises InvalidInput for an X that the estimator refuses.
+        Columns of counts are left out. A sparse X may get twice as wide. Raises InvalidInput for an
+        X that the estimator refuses.
         """
         if self.is_column:
             X = self._as_column(X)
@@ -346,13 +404,15 @@ class EstimatorInput:
         if self.refusals.forms:
             self._check_forms(X)
         array: Array = X
-        if self.words is not None and self.words.reads(X):
+        if self.words is not None and (self.text_columns or self.words.reads(X)):
             array = self._with_codes(self.words, X)
         elif not self._is_plain(X):
             array = self._converted(X)
             self._check_samples(array)
-            if self._refuses and not self._is_plain(array):
-                self._check_finite(array)
+            if hasattr(X, "toarray"):
+                self._check_finite(array, self.refusals.no_sparse_nan)
+            elif self._refuses and not self._is_plain(array):
+                self._check_finite(array, self.refusals.no_nan)
         if self.refusals.known:
             self._check_known(array)
         if self._has_least:
@@ -415,6 +475,27 @@ class EstimatorInput:
         self._check_samples(given)
         return given
 
+    def texts_of_columns(self, X: Any) -> list[list[str]]:
+        """The texts of each of `text_columns`. Raises InvalidInput for all other things."""
+        if self.required is not None:
+            X = self._in_order(X, self.required)
+        if getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame"):
+            X = X.to_frame().T
+        if hasattr(X, "columns"):
+            columns = frame_columns(X, [each.feature for each in self.text_columns])
+            return [texts_of(list(column)) for column in columns]
+        rows = np.asarray(X, object)
+        return [texts_of(rows[:, each.feature].tolist()) for each in self.text_columns]
+
+    def counts_of(self, texts: Sequence[Sequence[str]]) -> TextCounts:
+        """The counts of each of `text_columns`, at their places among all columns."""
+        count, places, rest = len(texts[0]), self.features, []
+        for column, own in zip(self.text_columns, texts, strict=True):
+            found = column.reader.counts(own)
+            rest.append((found.texts, found.columns + places, found.values))
+            places += column.reader.width
+        return TextCounts(count, *map(np.concatenate, zip(*rest, strict=True)))
+
     def write_counts(self, counts: TextCounts, array: Array) -> None:
         """Write counts into an array of zeros. Raises InvalidInput for counts that are refused."""
         array[counts.texts, counts.columns] = counts.values
@@ -448,7 +529,7 @@ class EstimatorInput:
     @cached_property
     def _is_plain(self) -> Callable[[object], bool]:
         """Native check whether X can be read without conversion, as most X can."""
-        return rows_check(self.width, self._dtypes, self._refuses)
+        return rows_check(self._width, self._dtypes, self._refuses)
 
     def _with_codes(self, words: WordColumns, X: Any) -> Array:
         """X (samples, width) of numbers, with codes of its words behind them."""
@@ -474,7 +555,7 @@ class EstimatorInput:
         else:
             array = words.read_array(rows)
         if self._refuses and not self._is_plain(array):
-            self._check_finite(array)
+            self._check_finite(array, self.refusals.no_nan)
         return array
 
     def _kinds(self, columns: Sequence[Any]) -> list[np.dtype[Any]]:
@@ -484,7 +565,7 @@ class EstimatorInput:
             kind if isinstance(kind, np.dtype) and kind.kind in _NUMBERS else _FLOAT64
             for kind in kinds
         ]
-        return plain + [_FLOAT64] * (self.width - self.features)
+        return plain + [_FLOAT64] * (self._width - self.features)
 
     def _converted(self, X: Any) -> Array:
         """X (samples, features) in one of `_dtypes`; a Series is one row of a frame."""
@@ -623,9 +704,9 @@ class EstimatorInput:
                 f"X has no samples, its shape is {shape}; give at least one, as {self.name} asks"
             )
 
-    def _check_finite(self, array: Array) -> None:
+    def _check_finite(self, array: Array, no_nan: Array) -> None:
         for refused, is_there, what in (
-            (self.refusals.no_nan, np.isnan, "replace it, as SimpleImputer does"),
+            (no_nan, np.isnan, "replace it, as SimpleImputer does"),
             (self.refusals.no_infinity, np.isinf, "give numbers that its dtype holds"),
         ):
             rows, columns = np.nonzero(is_there(array) & refused)

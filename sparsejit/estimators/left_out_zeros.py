@@ -1,4 +1,8 @@
-"""Zeros that a sparse X does not store: NaN where XGBoost itself reads the sparse X, else 0."""
+"""Zeros that a sparse X does not store: NaN where XGBoost itself reads the sparse X, else 0.
+
+Trees of scikit-learn treat NaN in a sparse matrix otherwise than in a dense one: all refuse it but
+an IsolationForest, which goes to the right there.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import each_step
-from sparsejit.estimators.forest_probes import transformed
+from sparsejit.estimators.forest_probes import accepting, transformed
 from sparsejit.estimators.forests import is_forest
 from sparsejit.estimators.parts import Link, Stack, is_mixing
 from sparsejit.estimators.traced_functions import is_function
@@ -74,6 +78,24 @@ def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
     if not (is_last and reaches and is_extreme):
         return LeftOut.ZERO
     return LeftOut.BOTH if steps else LeftOut.MISSING
+
+
+def trees_read_sparse(chain: Sequence[Any], features: int, is_sparse: bool) -> bool:
+    """Whether trees of scikit-learn at the end of a chain read a sparse matrix.
+
+    `is_sparse`: of an X that is sparse.
+    """
+    from scipy.sparse import csr_matrix
+
+    *steps, last = chain
+    is_tree = is_forest(last) and type(last).__module__.startswith("sklearn")
+    if not is_tree or any(isinstance(step, Stack) for step in steps):
+        return False
+    row = np.zeros((1, features))
+    try:
+        return transformed(accepting(steps), csr_matrix(row) if is_sparse else row).is_sparse
+    except (TypeError, ValueError):  # a step that takes no sparse matrix
+        return False
 
 
 def _drops_zeros(step: Any) -> bool:

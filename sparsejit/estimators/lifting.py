@@ -162,17 +162,17 @@ class _Lifting:
         steps = self._plain([*before, last])
         part = self._steps(steps, columns)
         if part is not None:
-            return _joined([*self._whole(part), *part.rest])
+            return joined([*self._whole(part), *part.rest])
         if type(last).__name__ in ENSEMBLES and not before:
             return self._ensemble(last, columns)
-        return estimator if steps == [*before, last] else _joined(steps)
+        return estimator if steps == [*before, last] else joined(steps)
 
     def _plain(self, steps: Sequence[Any]) -> _Steps:
         """The steps, with unions of features as ColumnTransformers."""
         kept = [step for step in steps if not is_identity(step)]
         if not kept:
             features = int(steps[-1].n_features_in_)
-            kept = [_transformer_of([("own", "passthrough", [*range(features)])], False, features)]
+            kept = [transformer_of([("own", "passthrough", [*range(features)])], False, features)]
         self.is_changed |= len(kept) < len(steps) or is_identity(steps[-1])
         return [
             self._union(step) if type(step).__name__ == "FeatureUnion" else step for step in kept
@@ -186,7 +186,7 @@ class _Lifting:
         every = list(range(int(union.n_features_in_)))
         entries = [(name, step, every) for name, step in union.transformer_list if step != "drop"]
         is_sparse = any(_is_sparse(step) for _, step, _ in entries)
-        return _transformer_of(entries, is_sparse, len(every))
+        return transformer_of(entries, is_sparse, len(every))
 
     def _whole(self, part: _Lift) -> _Steps:
         """A part's steps as steps that read all columns."""
@@ -205,7 +205,7 @@ class _Lifting:
         found, count = copy.copy(ensemble), len(self.columns)
         if kind in CALIBRATED:
             found.calibrated_classifiers_ = [
-                _with(each, estimator=self.estimator(each.estimator, columns))
+                with_attributes(each, estimator=self.estimator(each.estimator, columns))
                 for each in ensemble.calibrated_classifiers_
             ]
             return found
@@ -268,10 +268,10 @@ class _Lifting:
         """A ColumnTransformer of parts, each its steps and columns: features or codes."""
         entries = []
         for number, (steps, columns) in enumerate(parts):
-            step = _joined(steps) if steps else "passthrough"
+            step = joined(steps) if steps else "passthrough"
             places = [_feature_of(each) if isinstance(each, _Raw) else each for each in columns]
             entries.append((f"part{number}", step, places))
-        made = _transformer_of(entries, is_sparse)
+        made = transformer_of(entries, is_sparse)
         self.transformers.append(made)
         return made
 
@@ -420,7 +420,7 @@ def _places(counts: Sequence[int], is_sparse: bool) -> _Steps:
     return [made.fit(np.zeros((1, len(places))))]
 
 
-def _transformer_of(entries: list[Any], is_sparse: bool, features: int = 0) -> Any:
+def transformer_of(entries: list[Any], is_sparse: bool, features: int = 0) -> Any:
     """A ColumnTransformer that looks fitted."""
     from sklearn.compose import ColumnTransformer
 
@@ -513,7 +513,7 @@ def _feature_of(column: _Raw) -> int:
     return column.feature
 
 
-def _joined(steps: _Steps) -> Any:
+def joined(steps: _Steps) -> Any:
     """Steps as one estimator."""
     from sklearn.pipeline import Pipeline
 
@@ -522,7 +522,7 @@ def _joined(steps: _Steps) -> Any:
     return Pipeline([(f"step{number}", step) for number, step in enumerate(steps)])
 
 
-def _with(thing: Any, **attributes: Any) -> Any:
+def with_attributes(thing: Any, **attributes: Any) -> Any:
     copied = copy.copy(thing)
     copied.__dict__.update(attributes)
     return copied

@@ -3,16 +3,17 @@
     {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
-     "together": [[feature, ...], ...], "least": [number or null, ...], "left_out": name,
-     "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
-     "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
-     "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
-     "step": name}, ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
+     "no_sparse_nan": [...], "together": [[feature, ...], ...],
+     "least": [number or null, ...], "left_out": name, "frames": bool,
+     "targets": [labels, ...] or null, "splits": bool, "kind": name, "rounds": ...,
+     "words": null or {"read": [bool for each feature], "codes": bool, "columns":
+     [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code, "step": name},
+     ...], and of CatBoost "categories": [feature, ...], "hashed": [{"elements":
      [[kind, feature, border, bool], ...], "hashes": [...], "values": [...], "others": ...}, ...]},
      "classes": labels, "labels": labels, "columns": labels, "outputs": labels,
      "text": null or the fields of a TextReader, "column": bool,
      "forms": [[[feature, ...], [form, ...]], ...], "mark": "nan", "inf" or null,
-     "required": null or [feature, ...],
+     "required": null or [feature, ...], "texts": [[feature, fields of a TextReader], ...],
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
 "dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields of `_NEWER`. A code is a
@@ -49,7 +50,13 @@ from sparsejit.estimators.left_out_zeros import LeftOut
 from sparsejit.estimators.own_models import labels_of_model
 from sparsejit.estimators.parts import held, targets_of
 from sparsejit.estimators.sklearn_tags import estimator_kind
-from sparsejit.estimators.text import ACCENTS, ANALYSERS, WEIGHT_NORMS, TextReader
+from sparsejit.estimators.text import (
+    ACCENTS,
+    ANALYSERS,
+    WEIGHT_NORMS,
+    TextColumn,
+    TextReader,
+)
 from sparsejit.estimators.words import WordColumn, WordColumns
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
@@ -68,7 +75,7 @@ _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
 _NEWER = (
     *("left_out", "frames", "targets", "splits", "kind", "rounds", "words", "outputs", "text"),
-    *("least", "column", "forms", "mark", "required"),
+    *("least", "column", "forms", "mark", "required", "no_sparse_nan", "texts"),
 )
 
 
@@ -185,6 +192,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "flags": source.flags,
         "no_nan": refused.no_nan.tolist(),
         "no_infinity": refused.no_infinity.tolist(),
+        "no_sparse_nan": refused.no_sparse_nan.tolist(),
         "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
         "together": [group.tolist() for group in refused.together],
         "least": [None if each == -np.inf else each for each in refused.least.tolist()],
@@ -200,6 +208,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "words": _words_to_data(rules.words),
         "outputs": _labels_to_data(source.outputs),
         "text": _text_to_data(rules.text),
+        "texts": [[each.feature, _text_to_data(each.reader)] for each in rules.text_columns],
         "column": rules.is_column,
         "required": None if rules.required is None else rules.required.tolist(),
         "forms": [[each.tolist(), sorted(names)] for each, names in refused.forms],
@@ -231,6 +240,9 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
     left_out = _left_out_from_data(header.get("left_out"), library)
     graphs = _graphs_from_data(methods, tile, (float64, left_out is LeftOut.BOTH), tensors)
     width = next(iter(graphs[Element.FLOAT32.value].values())).inputs[0].shape[1]
+    texts = _texts_from_data(header.get("texts", []))
+    counted = sum(each.reader.width for each in texts)
+    width -= counted
     words = _words_from_data(header.get("words"), width)
     features = width if words is None else words.features
     names = _labels_from_data(free["names"])
@@ -247,7 +259,10 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         _text_from_data(header.get("text"), width),
         header.get("column", False) is True,
         None if (asked := header.get("required")) is None else _group_from_data(asked, features),
+        texts,
     )
+    if any(each.feature not in range(features) for each in texts) or (texts and words is None):
+        raise DamagedFile(f"has texts in columns that are not of {features} features")
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
     classes, labels, columns = arrays
@@ -491,6 +506,20 @@ def _text_from_data(data: Any, width: int) -> TextReader | None:
     return TextReader(*named, *flags, tuple(weights), norm, hashed, alternates)
 
 
+def _texts_from_data(data: Any) -> tuple[TextColumn, ...]:
+    found = []
+    for entry in data if type(data) is list else [data]:
+        if type(entry) is not list or [*map(type, entry)] != [int, dict]:
+            raise DamagedFile(f"counts texts of columns by {entry!r}")
+        feature, fields = entry
+        words = fields.get("words")
+        width = fields.get("hashed") or (len(words) if type(words) is list else 0)
+        reader = _text_from_data(fields, width)
+        assert reader is not None
+        found.append(TextColumn(feature, reader))
+    return tuple(found)
+
+
 def _code_from_data(code: Any) -> float | None:
     if code == "nan":
         return float("nan")
@@ -499,8 +528,9 @@ def _code_from_data(code: Any) -> float | None:
     return code
 
 
-def _mask(values: list[Any], features: int) -> Array:
-    if len(values) != features or not all(type(value) is bool for value in values):
+def _mask(values: Any, features: int) -> Array:
+    is_mask = type(values) is list and {*map(type, values)} <= {bool}
+    if not is_mask or len(values) != features:
         raise DamagedFile(f"has a mask that is not of {features} features")
     return np.array(values, bool)
 
@@ -534,6 +564,7 @@ def _refusals_from_data(
         _least_from_data(header.get("least", [None] * width), width),
         _forms_from_data(header.get("forms", []), width),
         mark=_mark_from_data(header.get("mark")),
+        no_sparse_nan=_mask(header.get("no_sparse_nan", nan), width),
     )
 
 

@@ -4,21 +4,21 @@
     TextReader   texts -> counts or weights (texts, vocabulary)
 
     texts   joined by "\\0", which is in no token
-    words   of ASCII texts found, coded and counted natively; else by one search of a regular
-            expression, and a dict
-    grams   a native walk through the trie of the vocabulary, over codes of words or characters
-    counts  equal pairs of a text and a column, which lie together when they are sorted
-    sums    of ASCII texts the products of counts and weights, natively in the same walk
+    words   runs of letters, found and coded natively; of other patterns by a regular expression,
+            and a dict
+    grams   a native walk through the trie of the vocabulary, or by hashes, over codes of words or
+            characters
+    counts  of each code of a text, natively in the same walks
+    sums    the products of counts and weights, also there
 
 Only counts that are not zero exist. They are weighted as by a TfidfTransformer, in its order of
-operations, to the last bit. A HashingVectorizer's columns are kept by word when first computed.
+operations, to the last bit.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,52 +30,39 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.text_symbols import (
     BREAK,
-    OF_BREAK,
-    SPACES,
     UNKNOWN,
+    LetterRun,
+    classes_of,
     collapsed,
     grams,
+    letters_of,
     numbered,
-    signed_hash,
+    run_of,
     spaced,
-    take_short,
     trie_of,
     without_accents,
 )
 from sparsejit.estimators.words import WordColumn
 from sparsejit.ir.values import Array
-from sparsejit.runtime.trie_walk import TrieTable
-from sparsejit.runtime.word_codes import BREAK as OF_BREAKS
-from sparsejit.runtime.word_codes import (
+from sparsejit.runtime.token_counts import (
+    BIAS,
     CODE_BITS,
     COUNT_BITS,
+    KEY_BITS,
     MOST_TEXTS,
     NORMS,
-    WordSums,
-    WordTable,
+    TokenSums,
 )
+from sparsejit.runtime.trie_walk import OF_BREAK, GramTable, HashTable, Reach, Symbols
+from sparsejit.runtime.word_codes import ASCII, POINTS, Width, WordTable
 
 VECTORISERS = frozenset({"CountVectorizer", "HashingVectorizer", "TfidfVectorizer"})
 _OWN_CODE = ("preprocessor", "tokenizer")
 ANALYSERS = ("char", "char_wb", "word")
 ACCENTS = (None, "ascii", "unicode")
 WEIGHT_NORMS = ("", "l1", "l2", "max")
-_LETTERS = string.ascii_letters
-_OF_WORDS = f"{_LETTERS}{string.digits}_"
-# Patterns of words without spaces, which are the same in joined texts: their ASCII characters, and
-# the fewest of them.
-_JOINED = {
-    r"(?u)\b\w\w+\b": (_OF_WORDS, 2),
-    r"\b\w\w+\b": (_OF_WORDS, 2),
-    r"(?u)\b\w+\b": (_OF_WORDS, 1),
-    r"\b\w+\b": (_OF_WORDS, 1),
-    r"(?u)\w+": (_OF_WORDS, 1),
-    r"\w+": (_OF_WORDS, 1),
-    r"[a-zA-Z]+": (_LETTERS, 1),
-}
 _STOP = -3  # the code of a stop word
 _PART = 1 << 16  # characters whose counts are made at the same time
-_MOST_HASHED = 1 << 20  # words whose hashes are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,12 +119,6 @@ def _firsts(ascending: Array) -> Array:
     return is_first.nonzero()[0]
 
 
-def _by_ascii(given: Sequence[str]) -> list[Array]:
-    """The places of ASCII texts, and of others, if there are any."""
-    is_plain = np.fromiter(map(str.isascii, given), bool, len(given))
-    return [each for each in (is_plain.nonzero()[0], (~is_plain).nonzero()[0]) if len(each)]
-
-
 def _norms(norm: str, rows: Array, numbers: Array, count: int) -> Array:
     """The norm of each number's text, added up from the first to the last; 1 for 0."""
     sizes = np.abs(numbers) if norm != "l2" else numbers * numbers
@@ -153,12 +134,9 @@ def _norms(norm: str, rows: Array, numbers: Array, count: int) -> Array:
     return (np.sqrt(totals) if norm == "l2" else totals)[rows]
 
 
-def _kept(codes: Array, count: int) -> tuple[Array, Array]:
-    """The text and the column of each word, of `count` texts with breaks between them."""
-    kept = (codes >= 0).nonzero()[0]
-    if count == 1:
-        return np.zeros(len(kept), np.int64), codes[kept]
-    return (codes == OF_BREAK).cumsum()[kept], codes[kept]
+def _fits(width: Width, text: str | bytes) -> bool:
+    """Whether no text has more words than a packed count holds."""
+    return len(text) < width.bytes << COUNT_BITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +171,12 @@ class TextReader:
         """The number of columns."""
         return self.hashed or len(self.words)
 
+    @property
+    def may_be_below_0(self) -> bool:
+        """Whether a weighted count may be below 0."""
+        is_signed = self.alternates and not self.is_binary
+        return is_signed or self.is_sublinear or min(self.weights, default=1.0) < 0
+
     def parts(self, given: Sequence[str]) -> Iterator[TextCounts]:
         """The counts of texts, some texts after some."""
         return map(self.counts, self._parted(given))
@@ -216,48 +200,49 @@ class TextReader:
         summed = self._sums(weights)
 
         def products_of(given: Sequence[str]) -> Array:
-            if summed is None:
-                return self.counts(given).times(weights)
-            joined = given[0] if len(given) == 1 else BREAK.join(given)
-            fits = not len(joined) >> COUNT_BITS and joined.count(BREAK) == len(given) - 1
-            if fits and joined.isascii():
-                return summed(joined, len(given))
-            groups = _by_ascii(given)
-            if len(groups) == 1:
-                return self.counts(given).times(weights)
-            result = np.empty((len(given), weights.shape[1]))
-            for group in groups:
-                result[group] = products_of([given[number] for number in group.tolist()])
-            return result
+            found = summed(given)
+            return self.counts(given).times(weights) if found is None else found
 
         return lambda given: map(products_of, self._parted(given))
 
-    def _sums(self, weights: Array) -> Callable[[str, int], Array] | None:
-        """The native sums of ASCII texts; None where their tokens or norm are not native."""
-        is_positive = min(self.weights, default=1.0) >= 0
-        if not (self._packs and self._table and self.norm in NORMS and is_positive):
-            return None
+    def _sums(self, weights: Array) -> Callable[[Sequence[str]], Array | None]:
+        """The native sums of texts; None where their tokens or norm are not native."""
+        if self.norm not in NORMS or not (self._packs or self._is_symbols):
+            return lambda given: None
         values = np.arange(1 << COUNT_BITS, dtype=np.float64)
+        if self.alternates:
+            values -= BIAS
         if self.is_binary:
             values[:] = 1
         if self.is_sublinear:
-            values[1:] = np.log(values[1:]) + 1
+            with np.errstate(all="ignore"):
+                values = np.log(values) + 1
         frequencies = self._weights if self.weights else np.ones(self.width)
-        return self._table.sums(WordSums(values, frequencies, weights, self.norm))
+        terms = TokenSums(values, frequencies, weights, self.norm)
+        if not self._packs:
+            of_symbols = self._grams.sums(terms)
+            return lambda given: self._found(given, of_symbols)
+        made: dict[Width, Any] = {}
+
+        def of_words(given: Sequence[str]) -> Array | None:
+            native = self._native(given)
+            if native is None or not _fits(*native):
+                return None
+            width, text = native
+            if width not in made:
+                made[width] = self._table(width).sums(terms)
+            return None if made[width] is None else made[width](text, len(given))
+
+        return of_words
 
     def counts(self, given: Sequence[str]) -> TextCounts:
         """The weighted counts of some texts."""
         rows, columns, numbers = self._counted(given)
-        if self.alternates:
-            numbers *= 1 - 2 * (columns & 1)
-            columns >>= 1
-            firsts = _firsts(rows * self.width + columns)
-            rows, columns = rows[firsts], columns[firsts]
-            numbers = np.add.reduceat(numbers, firsts) if len(firsts) else numbers
         if self.is_binary:
             numbers[:] = 1
         if self.is_sublinear:
-            numbers = np.log(numbers) + 1
+            with np.errstate(all="ignore"):  # hashes may have counts below 0
+                numbers = np.log(numbers) + 1
         if self.weights:
             numbers *= self._weights.take(columns)
         if self.norm and len(numbers):
@@ -265,238 +250,94 @@ class TextReader:
         return TextCounts(len(given), rows, columns, numbers)
 
     def _counted(self, given: Sequence[str]) -> tuple[Array, Array, Array]:
-        """The text, the column and the count of each token, in this order; twice the column, and 1
-        for a negative one, where signs alternate.
-        """
-        packed = self._ascii_codes(given, True) if self._packs else None
+        """The text, the column and the count of each token, in this order."""
+        packed = self._packed(given) if len(given) <= MOST_TEXTS else None
         if packed is not None:
             packed.sort()
             codes = packed >> COUNT_BITS
-            counts = packed & ((1 << COUNT_BITS) - 1)
+            counts = (packed & ((1 << COUNT_BITS) - 1)).astype(np.float64)
+            if self.alternates:
+                counts -= BIAS
             if len(given) == 1:
-                return np.zeros(len(codes), np.int64), codes, counts.astype(np.float64)
-            return codes >> CODE_BITS, codes & ((1 << CODE_BITS) - 1), counts.astype(np.float64)
-        texts, places = self._found(given)
-        width = self.width << self.alternates
-        keys = texts * width + places
+                return np.zeros(len(codes), np.int64), codes, counts
+            return codes >> CODE_BITS, codes & ((1 << CODE_BITS) - 1), counts
+        keys, signs = self._keys(given), None
         keys.sort()
+        if self.alternates:
+            keys, signs = keys >> 32 << 32 | (keys & (1 << 32) - 1) >> 1, 1.0 - 2 * (keys & 1)
         firsts = _firsts(keys)
-        ends = np.empty(len(firsts) + 1)
-        ends[:-1], ends[-1] = firsts, len(keys)
-        return *divmod(keys[firsts], width), ends[1:] - ends[:-1]
+        own = keys[firsts]
+        counts = np.diff(firsts, append=len(keys)).astype(np.float64)
+        if signs is not None and len(firsts):
+            counts = np.add.reduceat(signs, firsts)
+        return own >> KEY_BITS, own & (1 << KEY_BITS) - 1, counts
+
+    def _packed(self, given: Sequence[str]) -> Array | None:
+        """Counts that native code has packed; None where it has none, or they would not fit."""
+        if self._packs:
+            native = self._native(given)
+            if native is None or not _fits(*native):
+                return None
+            return self._table(native[0]).counts(native[1])
+        return self._found(given, self._grams.counts) if self._is_symbols else None
+
+    def _keys(self, given: Sequence[str]) -> Array:
+        """The key of each token, text << KEY_BITS | code, where codes may be of any number."""
+        if self._is_symbols:
+            return self._taken(self._symbols_of(given), self._grams.keys)
+        found = [[*self._tokens(text)] for text in map(self._plain, given)]
+        codes = self._coded([*chain.from_iterable(found)])
+        texts = np.repeat(np.arange(len(found)), [*map(len, found)])
+        return (texts << KEY_BITS | codes)[codes >= 0]
+
+    def _found(self, given: Sequence[str], count: Callable[[Symbols], Array]) -> Array | None:
+        """The result of a native count of symbols; None where counts would not fit."""
+        symbols = self._symbols_of(given)
+        size, lengths = len(symbols.numbers), self.most - self.least + 1
+        most = BIAS if self.alternates else 1 << COUNT_BITS
+        if size * lengths >= most:
+            breaks = (symbols.numbers == OF_BREAK).nonzero()[0]
+            size = int(np.diff(breaks, prepend=-1, append=size).max())
+        return self._taken(symbols, count) if size * lengths < most else None
+
+    def _taken(self, symbols: Symbols, count: Callable[[Symbols], Array]) -> Array:
+        try:
+            return count(symbols)
+        except UnicodeError as error:
+            raise InvalidInput(
+                f"X has a text that is none in UTF-8 ({error}); leave surrogates out"
+            ) from error
 
     @cached_property
     def _weights(self) -> Array:
         return np.array(self.weights)
 
+    @cached_property
+    def _run(self) -> LetterRun | None:
+        """The runs of letters that are words; None where a regular expression finds others."""
+        return run_of(self.pattern) if self.analyser == "word" else None
+
     @property
-    def _is_joined(self) -> bool:
-        """Whether the pattern of words finds the same in joined texts."""
-        return self.pattern in _JOINED
-
-    @cached_property
-    def _walks(self) -> bool:
-        """Whether tokens are sequences of symbols, in a trie; else they are strings, in a dict."""
-        if self.hashed:
-            return False
-        return self.analyser != "word" or (self.most > 1 and self._is_joined)
-
-    def _found(self, given: Sequence[str]) -> tuple[Array, Array]:
-        """The text and the column of each token; unknown ones are left out.
-
-        Where signs alternate it is twice the column, plus 1 for a negative one.
-        """
-        read = self._walked if self._walks else self._read
-        if self._table is None or len(given) == 1:
-            return read(given)
-        groups = _by_ascii(given)
-        if len(groups) == 1:
-            return read(given)
-        found = [read([given[number] for number in group.tolist()]) for group in groups]
-        texts = [group[own] for group, (own, _) in zip(groups, found, strict=True)]
-        return np.concatenate(texts), np.concatenate([places for _, places in found])
-
-    @cached_property
-    def _table(self) -> WordTable | None:
-        """The native table of words; None where tokens are no words of the usual patterns."""
-        if self.analyser != "word" or self.hashed or not self._is_joined:
-            return None
-        letters, least = _JOINED[self.pattern]
-        classes = np.zeros(256, np.uint8)
-        classes[ord(BREAK)] = OF_BREAKS
-        for letter in letters:
-            classes[ord(letter)] = ord(letter.lower() if self.is_lower else letter)
-        codes = {word: int(code) for word, code in self._codes.codes.items()}
-        return WordTable(codes, classes, least, UNKNOWN, OF_BREAK)
-
-    @cached_property
     def _packs(self) -> bool:
         """Whether words are columns, which native code may count."""
-        return self.analyser == "word" and self.most == 1 and self._table is not None
+        return self._run is not None and self.most == 1 and not self.hashed
 
-    def _ascii_codes(self, given: Sequence[str], counts: bool = False) -> Array | None:
-        """The codes of the words of ASCII texts, with breaks between; None for other texts.
+    @cached_property
+    def _is_symbols(self) -> bool:
+        """Whether tokens are sequences of symbols; else they are strings, in a dict.
 
-        With `counts` packed counts, None where these would not fit.
+        A sequence of words is a string with spaces, which says its words if these have none.
         """
-        if self._table is None:
-            return None
-        joined = given[0] if len(given) == 1 else BREAK.join(given)
-        if not joined.isascii() or joined.count(BREAK) != len(given) - 1:
-            return None
-        if counts and (len(joined) >> COUNT_BITS or len(given) > MOST_TEXTS):
-            return None
-        return self._table.read(joined, counts)
+        if self.hashed or self.analyser != "word":
+            return True
+        return self.most > 1 and self._run is not None and not letters_of(self._run.atom)[ord(" ")]
 
-    def _read(self, given: Sequence[str]) -> tuple[Array, Array]:
-        """The text and the column of each token that is a string in a dict."""
-        is_word = self.analyser == "word" and self.most == 1
-        codes = self._ascii_codes(given) if is_word else None
-        if codes is not None:
-            return _kept(codes, len(given))
-        plain = self._plain(given, self._is_joined and is_word)
-        if len(plain) < len(given):
-            return _kept(self._coded(self._find_joined(plain[0])), len(given))
-        found = [[*self._tokens(text)] for text in plain]
-        tokens = found[0] if len(found) == 1 else [*chain.from_iterable(found)]
-        codes = self._coded(tokens)
-        texts = np.repeat(np.arange(len(found)), [*map(len, found)])
-        kept = (codes >= 0).nonzero()[0]
-        return texts[kept], codes[kept]
-
-    def _coded(self, tokens: list[str]) -> Array:
-        """The code of each token, int64."""
-        objects = np.empty(len(tokens), object)
-        objects[:] = tokens
-        codes = self._codes.read(objects).astype(np.int64)
+    @cached_property
+    def _grams(self) -> GramTable:
+        """The known sequences of symbols, or hashes of all."""
+        reach = Reach(self.least, self.most, self.analyser == "char_wb")
         if self.hashed:
-            for place in (codes == UNKNOWN).nonzero()[0].tolist():
-                codes[place] = self._hash(tokens[place])
-        return codes
-
-    def _hash(self, token: str) -> float:
-        """The code of a token by its hash, which is kept."""
-        known = self._codes.codes
-        if token not in known:
-            if len(known) >= _MOST_HASHED:
-                known.clear()
-                known.update(self._fixed_codes)
-            try:
-                number = signed_hash(token)
-            except UnicodeEncodeError as error:
-                raise InvalidInput(
-                    f"X has {token!r}, which is no text in UTF-8 ({error}); leave surrogates out"
-                ) from error
-            column = abs(number) % self.hashed
-            known[token] = float(2 * column + (number < 0) if self.alternates else column)
-        return known[token]
-
-    @cached_property
-    def _codes(self) -> WordColumn:
-        """The codes of strings: of words or sequences in the vocabulary, of stop words, of breaks.
-
-        Where words are symbols of the trie, codes are numbers of words.
-        """
-        known = self._symbols if self._walks else self.words
-        codes = {word: float(place) for place, word in enumerate(known)}
-        codes |= self._fixed_codes
-        return WordColumn(0, codes, None, float(UNKNOWN), "vectoriser")
-
-    @property
-    def _fixed_codes(self) -> dict[str, float]:
-        takes_words = self.analyser == "word" and (self._walks or self.most == 1)
-        fixed = dict.fromkeys(self.stop_words if takes_words else (), float(_STOP))
-        joins = takes_words and self._is_joined
-        return fixed | ({BREAK: float(OF_BREAK)} if joins else {})
-
-    def _plain(self, given: Sequence[str], joins: bool) -> list[str]:
-        """The texts in lower case, without accents, as asked; one, if they can be joined."""
-        parts = list(given)
-        if joins and len(parts) > 1:
-            joined = BREAK.join(parts)
-            if joined.count(BREAK) == len(parts) - 1:
-                parts = [joined]
-        if self.is_lower:
-            parts = [text.lower() for text in parts]
-        return [without_accents(text, self.accents) for text in parts]
-
-    @cached_property
-    def _find(self) -> Callable[[str], list[str]]:
-        return re.compile(self.pattern).findall
-
-    @cached_property
-    def _find_joined(self) -> Callable[[str], list[str]]:
-        return re.compile(f"{self.pattern}|{BREAK}").findall
-
-    @cached_property
-    def _stops(self) -> frozenset[str]:
-        return frozenset(self.stop_words)
-
-    def _tokens(self, text: str) -> Iterable[str]:
-        """The tokens of a text as strings."""
-        if self.analyser == "word":
-            words = self._find(text)
-            kept = [word for word in words if word not in self._stops] if self._stops else words
-            return kept if self.most == 1 else grams(kept, " ".join, self.least, self.most)
-        text = SPACES.sub(" ", text)
-        if self.analyser == "char":
-            return grams(text, str, self.least, self.most)
-        return chain.from_iterable(self._within(f" {word} ") for word in text.split())
-
-    def _within(self, word: str) -> Iterable[str]:
-        """The pieces of a word; one that is shorter than `least` counts once."""
-        if len(word) < self.least:
-            return [word]
-        return grams(word, str, self.least, self.most)
-
-    def _walked(self, given: Sequence[str]) -> tuple[Array, Array]:
-        """The text and the column of each sequence of symbols that the vocabulary has."""
-        symbols, texts = self._of_words(given) if self.analyser == "word" else self._of_chars(given)
-        reach = np.minimum(np.arange(len(symbols), 0, -1), self.most)
-        least = np.full(len(symbols), self.least)
-        if self.analyser == "char_wb":
-            take_short(symbols, least)
-        found = self._trie.walk(symbols, reach, least)
-        return texts[found[:, 0]], found[:, 1].copy()
-
-    def _of_words(self, given: Sequence[str]) -> tuple[Array, Array]:
-        """The numbers of words, with OF_BREAK between texts, and the text of each."""
-        codes = self._ascii_codes(given)
-        if codes is None:
-            plain = self._plain(given, True)
-            is_joined = len(plain) < len(given)
-            found = (
-                [self._find_joined(plain[0])]
-                if is_joined
-                else [[*self._find(text), BREAK] for text in plain]
-            )
-            codes = self._coded([*chain.from_iterable(found)])
-        if self.stop_words:
-            codes = codes[codes != _STOP]
-        return codes, (codes == OF_BREAK).cumsum()
-
-    def _of_chars(self, given: Sequence[str]) -> tuple[Array, Array]:
-        """The numbers of characters, negative between texts and words, and the text of each."""
-        plain = self._plain(given, True)
-        read = spaced if self.analyser == "char_wb" else collapsed
-        if len(plain) == len(given):
-            each = [read(text, False) for text in plain]
-            ends = np.full(1, OF_BREAK)
-            symbols = np.concatenate([part for found in each for part in (found, ends)])
-        else:
-            symbols = read(plain[0], True)
-        return symbols, (symbols == OF_BREAK).cumsum()
-
-    @cached_property
-    def _symbols(self) -> list[str]:
-        """The words of the vocabulary's sequences of words; none for characters."""
-        if self.analyser != "word":
-            return []
-        return [*dict.fromkeys(chain.from_iterable(each.split(" ") for each in self.words))]
-
-    @cached_property
-    def _trie(self) -> TrieTable:
-        """The trie of the vocabulary, whose sequences are numbered by column."""
+            return HashTable(self.hashed, self.alternates, reach)
         if self.analyser == "word":
             parts = [each.split(" ") for each in self.words]
             numbers = {word: number for number, word in enumerate(self._symbols)}
@@ -505,7 +346,124 @@ class TextReader:
         else:
             symbols = numbered("".join(self.words), False)
             lengths = [*map(len, self.words)]
-        return trie_of(symbols, np.array(lengths, np.int64), self.most)
+        return trie_of(symbols, np.array(lengths, np.int64), reach)
+
+    @cached_property
+    def _symbols(self) -> list[str]:
+        """The words of the vocabulary's sequences of words; none for characters and hashes."""
+        if self.hashed or self.analyser != "word":
+            return []
+        return [*dict.fromkeys(chain.from_iterable(each.split(" ") for each in self.words))]
+
+    @cached_property
+    def _codes(self) -> dict[str, int]:
+        """The codes of strings: of words or sequences in the vocabulary, and of stop words.
+
+        Where words are symbols, codes are their numbers.
+        """
+        known = self._symbols if self._is_symbols else self.words
+        codes = {word: place for place, word in enumerate(known)}
+        if self._is_symbols or self.most == 1:
+            codes |= dict.fromkeys(self.stop_words, _STOP)
+        return codes
+
+    @property
+    def _unknown(self) -> int:
+        """The code of other words: all are symbols where they are hashed."""
+        return 0 if self.hashed else UNKNOWN
+
+    @cached_property
+    def _column(self) -> WordColumn:
+        codes = {word: float(code) for word, code in self._codes.items()}
+        return WordColumn(0, codes, None, float(self._unknown), "vectoriser")
+
+    def _coded(self, tokens: list[str]) -> Array:
+        """The code of each token, int64."""
+        objects = np.empty(len(tokens), object)
+        objects[:] = tokens
+        return self._column.read(objects).astype(np.int64)
+
+    @cached_property
+    def _tables(self) -> dict[Width, WordTable]:
+        return {}
+
+    def _table(self, width: Width) -> WordTable:
+        """The native table of words."""
+        if width not in self._tables:
+            assert self._run is not None
+            classes = classes_of(self._run.atom, self.is_lower, width)
+            codes = self._unknown, OF_BREAK
+            self._tables[width] = WordTable(self._codes, classes, self._run.least, *codes, width)
+        return self._tables[width]
+
+    def _native(self, given: Sequence[str]) -> tuple[Width, str | bytes] | None:
+        """The texts as native code reads their words, with breaks between; None where it cannot."""
+        if self._run is None:
+            return None
+        joined = given[0] if len(given) == 1 else BREAK.join(given)
+        if joined.count(BREAK) != len(given) - 1:
+            letters = letters_of(self._run.atom)
+            if letters[ord(BREAK)] or letters[ord(" ")]:
+                return None
+            joined = BREAK.join(each.replace(BREAK, " ") for each in given)
+        if joined.isascii() and not self.hashed:
+            return ASCII, joined
+        return POINTS, self._plain(joined).encode("utf-32-le", "surrogatepass")
+
+    def _plain(self, text: str) -> str:
+        """A text in lower case, without accents, as asked."""
+        return without_accents(text.lower() if self.is_lower else text, self.accents)
+
+    @cached_property
+    def _find(self) -> Callable[[str], list[str]]:
+        return re.compile(self.pattern).findall
+
+    @cached_property
+    def _stops(self) -> frozenset[str]:
+        return frozenset(self.stop_words)
+
+    def _tokens(self, text: str) -> Iterable[str]:
+        """The words of a text, or sequences of them, as strings."""
+        words = [word for word in self._find(text) if word not in self._stops]
+        return words if self.most == 1 else grams(words, self.least, self.most)
+
+    def _symbols_of(self, given: Sequence[str]) -> Symbols:
+        """The words or characters of texts, with OF_BREAK between texts."""
+        if self.analyser != "word":
+            return Symbols(self._of_chars(given))
+        native = self._native(given)
+        found = None if native is None else self._table(native[0]).read(native[1])
+        if native is None or found is None:
+            return self._of_strings([self._find(self._plain(text)) for text in given])
+        codes, spans = found
+        if self.stop_words:
+            kept = codes != _STOP
+            codes, spans = codes[kept], spans[kept]
+        points = np.frombuffer(native[1], np.uint32) if isinstance(native[1], bytes) else None
+        return Symbols(codes, points, spans) if self.hashed else Symbols(codes)
+
+    def _of_strings(self, words: Sequence[list[str]]) -> Symbols:
+        """The words of texts as symbols."""
+        every = [*chain.from_iterable(words)]
+        codes, lengths = self._coded(every), np.array([*map(len, every)], np.int64)
+        breaks = np.cumsum([*map(len, words)])[:-1]
+        ends = lengths.cumsum()
+        spans = np.stack([ends - lengths, ends], axis=1)
+        kept = np.insert(codes != _STOP, breaks, True)
+        codes, spans = np.insert(codes, breaks, OF_BREAK), np.insert(spans, breaks, 0, axis=0)
+        points = np.frombuffer("".join(every).encode("utf-32-le", "surrogatepass"), np.uint32)
+        spans = np.ascontiguousarray(spans[kept])
+        return Symbols(codes[kept], points, spans) if self.hashed else Symbols(codes[kept])
+
+    def _of_chars(self, given: Sequence[str]) -> Array:
+        """The numbers of characters, negative between texts and words."""
+        read = spaced if self.analyser == "char_wb" else collapsed
+        joined = given[0] if len(given) == 1 else BREAK.join(given)
+        if len(given) > 1 and joined.count(BREAK) == len(given) - 1:
+            return read(self._plain(joined), True)
+        ends = np.full(1, OF_BREAK)
+        each = [part for text in given for part in (read(self._plain(text), False), ends)]
+        return np.concatenate(each[:-1])
 
 
 def texts_of(given: Any) -> list[str]:
@@ -517,6 +475,14 @@ def texts_of(given: Any) -> list[str]:
         if not isinstance(text, str):
             raise InvalidInput(f"X has {text!r} among its texts; give strings")
     return texts
+
+
+@dataclass(frozen=True, eq=False)
+class TextColumn:
+    """A feature of X that holds texts, and their reader."""
+
+    feature: int
+    reader: TextReader
 
 
 @dataclass(frozen=True, eq=False)

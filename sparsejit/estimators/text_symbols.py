@@ -1,34 +1,80 @@
 """Texts as strings of symbols: of characters, or of words, as scikit-learn's vectorisers read them.
 
-    numbered, collapsed, spaced   the numbers of characters
+    run_of, classes_of            patterns that match runs of letters; characters that are in these
+    collapsed, spaced             the numbers of characters
     grams                         strings of neighbours
     trie_of                       the trie of known sequences of symbols
-    signed_hash                   the hash of a token
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from sparsejit.ir.values import Array
-from sparsejit.runtime.trie_walk import TrieTable
+from sparsejit.runtime.trie_walk import GAP, OF_BREAK, Reach, TrieTable
+from sparsejit.runtime.word_codes import ASCII, LETTER, POINTS, Width
+from sparsejit.runtime.word_codes import BREAK as BREAKS
 
 SPACES = re.compile(r"\s\s+")
 BREAK = "\0"  # between texts
-UNKNOWN, OF_BREAK = -1, -2  # numbers of symbols that are in no sequence, and of breaks
+UNKNOWN = GAP
+_ATOM = r"\\[dDsSwW]|\[\^?(?:\\.|[^\\\[\]])+\]"
+_RUN = re.compile(rf"(?:\(\?u\))?(\\b)?({_ATOM})((?:\2)*)(?:(\+)|\{{(\d+),\}})(\\b)?", re.DOTALL)
 
 
-def grams(items: Any, join: Callable[[Any], str], least: int, most: int) -> Iterable[str]:
+class LetterRun(NamedTuple):
+    """Longest runs of characters that a pattern of one character matches, `least` or more."""
+
+    atom: str
+    least: int
+
+
+def run_of(pattern: str) -> LetterRun | None:
+    r"""The runs that a pattern of words matches, such as \b\w\w+\b; None if it matches others."""
+    found = _RUN.fullmatch(pattern)
+    if found is None:
+        return None
+    before, atom, more, plus, least, behind = found.groups()
+    if (before or behind) and atom != r"\w":  # a run may end within a word
+        return None
+    repeats = len(more) // len(atom) + (1 if plus else int(least))
+    return LetterRun(atom, repeats) if repeats else None
+
+
+@cache
+def letters_of(atom: str) -> Array:
+    """Whether each character is in runs, bool (0x110000,)."""
+    every = np.arange(POINTS.kinds, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    letters = np.zeros(POINTS.kinds, bool)
+    for found in re.finditer(f"(?:{atom})+", every):
+        letters[found.start() : found.end()] = True
+    return letters
+
+
+@cache
+def classes_of(atom: str, is_lower: bool, width: Width) -> Array:
+    """The classes of characters in texts that are joined by breaks; capitals of ASCII are lowered.
+    """
+    points = np.arange(width.kinds)
+    if width == ASCII and is_lower:
+        points = np.array([ord(chr(point).lower()) for point in points.tolist()])
+    classes = np.where(letters_of(atom)[points], points + LETTER, 0)
+    classes[ord(BREAK)] = BREAKS
+    return classes
+
+
+def grams(words: list[str], least: int, most: int) -> Iterable[str]:
     """The strings of neighbours, from `least` to `most` of them, shorter ones first."""
     return (
-        join(items[first : first + length])
-        for length in range(least, min(most, len(items)) + 1)
-        for first in range(len(items) - length + 1)
+        " ".join(words[first : first + length])
+        for length in range(least, min(most, len(words)) + 1)
+        for first in range(len(words) - length + 1)
     )
 
 
@@ -60,21 +106,12 @@ def spaced(text: str, has_breaks: bool) -> Array:
     return found
 
 
-def take_short(symbols: Array, least: Array) -> None:
-    """Let words that are shorter than the least sequence be taken as a whole."""
-    edges = np.flatnonzero(np.concatenate([[-1], symbols, [-1]]) < 0) - 1
-    firsts, lengths = edges[:-1] + 1, np.diff(edges) - 1
-    is_word = lengths > 0
-    firsts, lengths = firsts[is_word], lengths[is_word]
-    least[firsts] = np.minimum(least[firsts], lengths)
-
-
-def trie_of(symbols: Array, lengths: Array, most: int) -> TrieTable:
-    """The trie of sequences of at most `most` symbols, which lie one after the other."""
+def trie_of(symbols: Array, lengths: Array, reach: Reach) -> TrieTable:
+    """The trie of sequences of symbols, which lie one after the other."""
     begins = lengths.cumsum() - lengths
     state = np.zeros(len(lengths), np.int64)
     count, parts = 1, [np.zeros((3, 0), np.int64)]
-    is_short = lengths <= most
+    is_short = lengths <= reach.most
     for depth in range(int(lengths[is_short].max(initial=0))):
         own = np.flatnonzero(is_short & (lengths > depth))
         wanted = state[own] << 32 | symbols[begins[own] + depth]
@@ -85,7 +122,8 @@ def trie_of(symbols: Array, lengths: Array, most: int) -> TrieTable:
         ends[inverse[is_end]] = own[is_end]
         parts.append(np.stack([keys, count + np.arange(len(keys)), ends]))
         count += len(keys)
-    return TrieTable(*np.concatenate(parts, axis=1))
+    steps, states, sequences = np.concatenate(parts, axis=1)
+    return TrieTable(steps, states, sequences, reach)
 
 
 def without_accents(text: str, accents: str | None) -> str:
@@ -95,33 +133,3 @@ def without_accents(text: str, accents: str | None) -> str:
     if accents == "ascii":
         return apart.encode("ascii", "ignore").decode("ascii")
     return "".join(each for each in apart if not unicodedata.combining(each))
-
-
-def signed_hash(token: str) -> int:
-    """The 32 bits of MurmurHash3 of a token in UTF-8, with seed 0, as a signed number.
-
-    Raises UnicodeEncodeError for a token that UTF-8 does not have.
-    """
-    data = token.encode("utf-8")
-    whole = len(data) & -4
-    state = 0
-    for at in range(0, whole, 4):
-        state ^= _mixed(int.from_bytes(data[at : at + 4], "little"))
-        state = (_rotated(state, 13) * 5 + 0xE654_6B64) & _WORD
-    if rest := data[whole:]:
-        state ^= _mixed(int.from_bytes(rest, "little"))
-    state ^= len(data)
-    for shift, factor in ((16, 0x85EB_CA6B), (13, 0xC2B2_AE35), (16, 1)):
-        state = ((state ^ state >> shift) * factor) & _WORD
-    return state - (state >> 31 << 32)
-
-
-_WORD = 0xFFFF_FFFF
-
-
-def _rotated(number: int, bits: int) -> int:
-    return (number << bits | number >> 32 - bits) & _WORD
-
-
-def _mixed(number: int) -> int:
-    return _rotated(number * 0xCC9E_2D51 & _WORD, 15) * 0x1B87_3593 & _WORD

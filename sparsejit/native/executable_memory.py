@@ -169,15 +169,21 @@ class ExecutableMemory(SharedCode):
         return memoryview(held).cast("B").toreadonly()
 
     def function(
-        self, arguments: int, offset: int = 0, *, with_status: bool = False
+        self,
+        arguments: int,
+        offset: int = 0,
+        *,
+        with_status: bool = False,
+        keeps_lock: bool = False,
     ) -> Callable[..., Any]:
         """Return the code at `offset` as a ctypes function of `arguments` pointers or integers.
 
         Integers have 64 bits. The function returns an int `with_status`, else nothing. It holds
-        this memory alive. The interpreter lock is released during the call.
+        this memory alive. The interpreter lock is released during the call, unless it `keeps_lock`.
         """
         result = ctypes.c_int if with_status else None
-        prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_void_p] * arguments)
+        prototypes = ctypes.CFUNCTYPE, ctypes.PYFUNCTYPE
+        prototype = prototypes[keeps_lock](result, *[ctypes.c_void_p] * arguments)
         native: Any = prototype(self.address + offset)
         native.memory = self
         return native

@@ -1,18 +1,16 @@
-"""A native reader of ASCII texts: runs of letters become the codes of the words that they are.
+"""A native reader of texts: runs of letters become the codes of the words that they are.
 
-    read_words(text, arguments, result) -> number of results
+    read_words(text, arguments, result, spans) -> number of results
 
     each run of characters that are not 0 in `classes`, by these
         each eight of them       state = table[state, the eight]
         the rest                 code = table[state, the rest]
-                                 the code is written, or counted: count[seen[code]] += 1
+                                 the code is written, with its span, or counted
     a character of class 1       the code of a break, or the end of the counts of a text
 
-    at the end of a text, if asked:   result[text] = sum of value * weights[code] / their norm
-                                      with value = values[count] * frequencies[code]
-
-The table is exact: its keys are the characters themselves. A word of eight letters takes 10 ns
-where the table lies in L1. Counts are packed into one number, text << 48 | code << 17 | count.
+A text is a string of ASCII characters, or bytes of UTF-32, of which a state takes three. The table
+is exact: its keys are the characters themselves. A word of eight letters takes 10 ns where the
+table lies in L1.
 """
 
 from __future__ import annotations
@@ -32,12 +30,23 @@ from sparsejit.runtime.python_objects import (
     emit_call,
     layout_is_known,
 )
+from sparsejit.runtime.token_counts import (
+    ARGUMENTS,
+    FIRST,
+    FRAME,
+    LENGTH,
+    ROW,
+    SEEN,
+    Summing,
+    TokenSums,
+    emit_begin,
+    emit_count,
+    emit_end,
+)
 from sparsejit.runtime.trie_walk import FACTOR, ascending_places
-from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Memory,
-    Register,
     dword,
     r8,
     r9,
@@ -55,116 +64,136 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
     rsp,
-    xmm,
-    ymm,
 )
 from sparsejit.x86.routines import pop, push
 
 Array = npt.NDArray[Any]
 
-SEPARATOR, BREAK = 0, 1  # classes of characters that are in no word
+SEPARATOR, BREAK, LETTER = 0, 1, 2  # classes of characters that are in no word, and of U+0000
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
-_CHUNK, _ROW_BYTES = 8, 32
-_FRAME = 40  # bytes of the stack, which is aligned to 16 bytes at calls
+_ROW_BYTES = 32
 _HALF = 32
 _NOWHERE = 1 << 31  # a state that no row has
-# The arguments, as int64 in an array.
-_CLASSES, _TABLE, _MASK, _LEAST, _UNKNOWN, _OF_BREAK, _SEEN = range(7)
-_VALUES, _FREQUENCIES, _WEIGHTS, _PITCH, _NORM = range(7, 12)
-NORMS = ("", "l1", "l2")
-# Bits of a packed count, which a text of less than 2**COUNT_BITS characters fits, and of a code.
-COUNT_BITS, CODE_BITS = 17, 31
-MOST_TEXTS = 1 << 15
-# Places on the stack: the length of the text, the first code, the first of a text, the text, and
-# the next row of sums.
-_LENGTH, _FIRST, _OWN, _TEXT, _ROW = range(5)
-_VECTOR = 4  # doubles
+# Further arguments, as int64 in an array.
+_CLASSES, _TABLE, _MASK, _LEAST, _UNKNOWN, _OF_BREAK = range(ARGUMENTS, ARGUMENTS + 6)
+_BYTES_SIZE, _BYTES_DATA = 16, 32  # PyBytesObject (Include/cpython/bytesobject.h)
 
 
-class WordSums(NamedTuple):
-    """The terms of a sum over the words of a text, all float64.
+class Width(NamedTuple):
+    """Characters as a reader reads them: bytes, kinds of them, bits of a class, and their chunk."""
 
-    A word that a text has n times has the value values[n] * frequencies[code], which is divided by
-    the norm of all of a text, one of NORMS, and multiplied by weights[code] (codes, outputs).
-    Frequencies and `values` (2**COUNT_BITS,) are not negative.
-    """
+    bytes: int
+    kinds: int
+    bits: int
+    chunk: int
 
-    values: Array
-    frequencies: Array
-    weights: Array
-    norm: str
+
+ASCII, POINTS = Width(1, 1 << 7, 8, 8), Width(4, 0x11_0000, 21, 3)
 
 
 class WordTable:
     """The codes of words, as native code reads them.
 
-    `classes` (256,) uint8 are the characters that stand for each byte, SEPARATOR, or BREAK. Words
-    shorter than `least` have no code; `unknown` and `of_break` are codes as well.
+    `classes` are what stands for each character of a width: LETTER plus the character, in words,
+    SEPARATOR, or BREAK. Words shorter than `least` have no code; `unknown` and `of_break` are codes
+    as well.
     """
 
     def __init__(
-        self, codes: Mapping[str, int], classes: Array, least: int, unknown: int, of_break: int
+        self,
+        codes: Mapping[str, int],
+        classes: Array,
+        least: int,
+        unknown: int,
+        of_break: int,
+        width: Width = ASCII,
     ) -> None:
-        letters = set(classes[classes > BREAK].tolist())
+        self._width = width
+        known = _of_letters([*codes], classes)
         states: dict[tuple[int, int], int] = {}
         found: dict[tuple[int, int], int] = {}
-        for word, code in codes.items():
-            if not word.isascii() or not letters.issuperset(data := word.encode()) or not data:
-                continue
-            state, *chunks = 0, *(data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK))
-            for chunk in chunks:
-                key = state, int.from_bytes(chunk, "big")
+        for word in known:
+            state = 0
+            for chunk in _chunks([LETTER + ord(each) for each in word], width):
+                key = state, chunk
                 state = states.setdefault(key, len(states) + 1)
-            found[key] = code
+            found[key] = codes[word]
         self._rows, mask = _rows_of(states, found, unknown)
-        self._classes = np.ascontiguousarray(classes, np.uint8)
-        self._seen = np.zeros(max(codes.values(), default=0) + 1, np.int32)
+        self._classes = np.ascontiguousarray(classes, f"u{width.bytes}")
+        self._seen = np.zeros(max([0, *codes.values()]) + 1, np.int32)
         addresses = self._classes.ctypes.data, self._rows.ctypes.data
         rest = mask, least, unknown, of_break
-        self._arguments = [
-            np.array([*addresses, *rest, seen, *[0] * 5], np.int64)
-            for seen in (0, self._seen.ctypes.data)
-        ]
+        arguments = np.array([*[0] * ARGUMENTS, *addresses, *rest], np.int64)
+        self._arguments = [arguments, arguments.copy()]
+        self._arguments[True][SEEN] = self._seen.ctypes.data
 
-    def read(self, text: str, counts: bool = False) -> Array | None:
-        """The codes of an ASCII text, int64; None where this interpreter's objects are unknown.
+    def read(self, text: str | bytes) -> tuple[Array, Array] | None:
+        """The codes of words and breaks, int64 (n,), and their spans (n, 2) of characters.
 
-        With `counts` each code that is not negative once for each text, packed with its count.
-        Such a text has at most MOST_TEXTS texts, and less than 2**COUNT_BITS characters.
+        A text of ASCII characters is a string, all others UTF-32. None where this interpreter's
+        objects are unknown.
         """
-        native = _reader()
+        native = _reader(self._width)
         if native is None:
             return None
-        result = np.empty(len(text) + 1, np.int64)
-        count = native(text, self._arguments[counts], result, result)
-        return result[:count]
+        most = len(text) // self._width.bytes + 1
+        codes, spans = np.empty(most, np.int64), np.empty((most, 2), np.int64)
+        count = native(text, self._arguments[False], codes, spans)
+        return codes[:count], spans[:count]
 
-    def sums(self, terms: WordSums) -> Callable[[str, int], Array] | None:
-        """A function of an ASCII text that returns the sums of each of its texts, (texts, outputs).
+    def counts(self, text: str | bytes) -> Array | None:
+        """Each code that is not negative once for each text, packed with its count.
+
+        The text has at most MOST_TEXTS texts, and less than 2**COUNT_BITS characters. None as for
+        `read`.
+        """
+        native = _reader(self._width)
+        if native is None:
+            return None
+        packed = np.empty(len(text) // self._width.bytes + 1, np.int64)
+        return packed[: native(text, self._arguments[True], packed, packed)]
+
+    def sums(self, terms: TokenSums) -> Callable[[str | bytes, int], Array] | None:
+        """A function of a text that returns the sums of each of its texts, (texts, outputs).
 
         The text has less than 2**COUNT_BITS characters. None as for `read`.
         """
-        native = _reader()
+        native = _reader(self._width)
         if native is None:
             return None
-        outputs = terms.weights.shape[1]
-        pitch = outputs if outputs < _VECTOR else round_up(outputs, _VECTOR)
-        weights = np.zeros((len(terms.weights), pitch))
-        weights[:, :outputs] = terms.weights
-        values, frequencies = (
-            np.ascontiguousarray(each, np.float64) for each in (terms.values, terms.frequencies)
-        )
-        addresses = [each.ctypes.data for each in (values, frequencies, weights)]
-        arguments = self._arguments[True].copy()
-        arguments[_VALUES:] = *addresses, 8 * pitch, NORMS.index(terms.norm)
-        held = self, values, frequencies, weights
+        summing = Summing(self._arguments[True], terms)
 
-        def summed(text: str, texts: int, held: object = held) -> Array:
-            found = np.empty((texts, pitch))
-            native(text, arguments, np.empty(len(text) + 1, np.int64), found)
-            return found if pitch == outputs else np.ascontiguousarray(found[:, :outputs])
+        def summed(text: str | bytes, texts: int, held: object = self) -> Array:
+            found, most = summing.new(texts), len(text) // self._width.bytes + 1
+            native(text, summing.arguments, np.empty(most, np.int64), found)
+            return summing.result(found)
 
         return summed
+
+
+def _of_letters(words: list[str], classes: Array) -> list[str]:
+    """The words whose characters all stand for themselves."""
+    kept = [word for word in words if word]
+    joined = "".join(kept).encode("utf-32-le", "surrogatepass")
+    points = np.frombuffer(joined, np.uint32).astype(np.int64)
+    is_letter = points < len(classes)
+    is_letter[is_letter] = classes[points[is_letter]] == points[is_letter] + LETTER
+    lengths = np.array([*map(len, kept)], np.int64)
+    if not kept:
+        return []
+    whole = np.logical_and.reduceat(is_letter, lengths.cumsum() - lengths)
+    return [word for word, is_known in zip(kept, whole, strict=True) if is_known]
+
+
+def _chunks(numbers: list[int], width: Width) -> list[int]:
+    """The keys of a word's characters, whose first is the highest."""
+    found = []
+    for begin in range(0, len(numbers), width.chunk):
+        key = 0
+        for number in numbers[begin : begin + width.chunk]:
+            key = key << width.bits | number
+        found.append((key + (1 << 63)) % (1 << 64) - (1 << 63))
+    return found
 
 
 def _rows_of(
@@ -185,16 +214,16 @@ def _rows_of(
 
 
 @cache
-def _reader() -> Callable[[str, Array, Array, Array], int] | None:
+def _reader(width: Width) -> Callable[[str | bytes, Array, Array, Array], int] | None:
     if not layout_is_known():
         return None
     asm = Assembler(Target.detect())
-    _emit(asm)
+    _emit(asm, width)
     code = ExecutableMemory(asm.finish().data)
     return builtin("read_words", code.address, METH_FASTCALL, code)
 
 
-def _emit(asm: Assembler) -> None:
+def _emit(asm: Assembler, width: Width) -> None:
     """Append the reader.
 
     Registers: rbx: classes; rbp: the text; r12: table; r13: the next code; r14: the next character;
@@ -203,36 +232,29 @@ def _emit(asm: Assembler) -> None:
     """
     failed, done = asm.label("failed"), asm.label("done")
     push(asm, _SAVED)
-    asm.emit("sub", rsp, _FRAME)
+    asm.emit("sub", rsp, FRAME)
     asm.emit("mov", rax, Memory(rsi, 16))
     asm.emit("mov", r13, Memory(rax, ARRAY_DATA))
-    asm.emit("xor", dword(rax), dword(rax))
-    for place, register in ((_FIRST, r13), (_OWN, r13), (_TEXT, rax)):
-        asm.emit("mov", Memory(rsp, 8 * place), register)
+    emit_begin(asm)
     asm.emit("mov", rax, Memory(rsi, 24))
     asm.emit("mov", rax, Memory(rax, ARRAY_DATA))
-    asm.emit("mov", Memory(rsp, 8 * _ROW), rax)
+    asm.emit("mov", Memory(rsp, 8 * ROW), rax)
     asm.emit("mov", rax, Memory(rsi, 8))
     asm.emit("mov", rbx, Memory(rax, ARRAY_DATA))
     asm.emit("mov", rdi, Memory(rsi))
-    asm.emit("mov", rsi, rsp)
-    emit_call(asm, python_function("PyUnicode_AsUTF8AndSize"))
-    asm.emit("test", rax, rax)
-    asm.jump("jz", failed)
-    asm.emit("mov", rbp, rax)
+    _emit_text(asm, width, failed)
     asm.emit("xor", dword(r14), dword(r14))
-    asm.emit("mov", r15, Memory(rsp))
     asm.emit("mov", r11, rbx)
     asm.emit("mov", rbx, Memory(r11, 8 * _CLASSES))
     asm.emit("mov", r12, Memory(r11, 8 * _TABLE))
     asm.emit("mov", rdi, FACTOR)
-    _emit_words(asm)
+    _emit_words(asm, width)
     asm.emit("mov", rdi, r13)
-    asm.emit("sub", rdi, Memory(rsp, 8 * _FIRST))
+    asm.emit("sub", rdi, Memory(rsp, 8 * FIRST))
     asm.emit("shr", rdi, 3)
     asm.bind(done)
     emit_call(asm, python_function("PyLong_FromSsize_t"))
-    asm.emit("add", rsp, _FRAME)
+    asm.emit("add", rsp, FRAME)
     pop(asm, _SAVED)
     asm.emit("ret")
     asm.bind(failed)
@@ -241,21 +263,36 @@ def _emit(asm: Assembler) -> None:
     asm.jump("jmp", done)
 
 
-def _emit_words(asm: Assembler) -> None:
+def _emit_text(asm: Assembler, width: Width, failed: Label) -> None:
+    """Set rbp to the characters of the object in rdi, and r15 to their number."""
+    if width == POINTS:
+        asm.emit("mov", r15, Memory(rdi, _BYTES_SIZE))
+        asm.emit("shr", r15, 2)
+        asm.emit("mov", rbp, rdi)
+        asm.emit("add", rbp, _BYTES_DATA)
+        return
+    asm.emit("mov", rsi, rsp)
+    emit_call(asm, python_function("PyUnicode_AsUTF8AndSize"))
+    asm.emit("test", rax, rax)
+    asm.jump("jz", failed)
+    asm.emit("mov", rbp, rax)
+    asm.emit("mov", r15, Memory(rsp, 8 * LENGTH))
+
+
+def _emit_words(asm: Assembler, width: Width) -> None:
     """Append the loop over all characters."""
     names = ("next", "write", "of break", "end", "look up", "forget", "done")
     following, write, of_break, end, look_up, forget, done = map(asm.label, names)
     asm.bind(following)
-    _emit_class(asm, end)
+    _emit_class(asm, width, end)
     asm.emit("mov", r9, r14)
     asm.emit("add", r14, 1)
     asm.emit("cmp", dword(rax), BREAK)
     asm.jump("jb", following)
     asm.jump("je", of_break)
-    _emit_word(asm, look_up, following)
+    _emit_word(asm, width, look_up, following)
     _jump_unless_seen(asm, write)
-    _emit_count(asm, following)
-    asm.bind(write)
+    emit_count(asm, following)
     asm.emit("mov", Memory(r13), r10)
     asm.emit("add", r13, 8)
     asm.jump("jmp", following)
@@ -263,6 +300,10 @@ def _emit_words(asm: Assembler) -> None:
     asm.emit("mov", r10, Memory(r11, 8 * _OF_BREAK))
     _jump_unless_seen(asm, write)
     asm.jump("call", forget)
+    asm.emit("mov", rdi, FACTOR)
+    asm.jump("jmp", following)
+    asm.bind(write)
+    _emit_write(asm)
     asm.jump("jmp", following)
     asm.bind(end)
     _jump_unless_seen(asm, done)
@@ -271,34 +312,45 @@ def _emit_words(asm: Assembler) -> None:
     asm.bind(look_up)
     _emit_look_up(asm)
     asm.bind(forget)
-    _emit_forget(asm)
+    emit_end(asm)
     asm.bind(done)
+
+
+def _emit_write(asm: Assembler) -> None:
+    """Write the code in r10, and the span from r9 to r14. Clobbers rax."""
+    asm.emit("mov", Memory(r13), r10)
+    asm.emit("add", r13, 8)
+    asm.emit("mov", rax, Memory(rsp, 8 * ROW))
+    asm.emit("mov", Memory(rax), r9)
+    asm.emit("mov", Memory(rax, 8), r14)
+    asm.emit("add", rax, 16)
+    asm.emit("mov", Memory(rsp, 8 * ROW), rax)
 
 
 def _jump_unless_seen(asm: Assembler, label: Label) -> None:
     """Set rsi to the numbers of counts by code; jump to the label where codes are not counted."""
-    asm.emit("mov", rsi, Memory(r11, 8 * _SEEN))
+    asm.emit("mov", rsi, Memory(r11, 8 * SEEN))
     asm.emit("test", rsi, rsi)
     asm.jump("jz", label)
 
 
-def _emit_word(asm: Assembler, look_up: Label, following: Label) -> None:
+def _emit_word(asm: Assembler, width: Width, look_up: Label, following: Label) -> None:
     """Set r10 to the code of the word whose first letter is in eax; or jump to the next character.
     """
     letter, more, ended, taken = map(asm.label, ("letter", "more", "end of word", "taken"))
     for register in (rcx, rdx, r8):
         asm.emit("xor", dword(register), dword(register))
     asm.bind(letter)
-    asm.emit("shl", rcx, 8)
+    asm.emit("shl", rcx, width.bits)
     asm.emit("or", rcx, rax)
     asm.emit("add", r8, 1)
-    asm.emit("cmp", r8, _CHUNK)
+    asm.emit("cmp", r8, width.chunk)
     asm.jump("jne", more)
     asm.jump("call", look_up)
     asm.emit("xor", dword(rcx), dword(rcx))
     asm.emit("xor", dword(r8), dword(r8))
     asm.bind(more)
-    _emit_class(asm, ended)
+    _emit_class(asm, width, ended)
     asm.emit("cmp", dword(rax), BREAK)
     asm.jump("jbe", ended)
     asm.emit("add", r14, 1)
@@ -314,165 +366,16 @@ def _emit_word(asm: Assembler, look_up: Label, following: Label) -> None:
     asm.bind(taken)
 
 
-def _emit_count(asm: Assembler, following: Label) -> None:
-    """Count the code in r10, or pack it there, to be written, where the text has it first.
-
-    rsi: for each code, the number of its count among all, or 0. Clobbers rax, rcx, rdx.
-    """
-    is_new = asm.label("new")
-    asm.emit("test", r10, r10)
-    asm.jump("js", following)
-    asm.emit("mov", rcx, Memory(rsp, 8 * _FIRST))
-    asm.emit("mov", dword(rax), Memory(rsi, 0, r10, 4))
-    asm.emit("test", dword(rax), dword(rax))
-    asm.jump("jz", is_new)
-    asm.emit("mov", rdx, Memory(rcx, -8, rax, 8))
-    asm.emit("add", rdx, 1)
-    asm.emit("mov", Memory(rcx, -8, rax, 8), rdx)
-    asm.jump("jmp", following)
-    asm.bind(is_new)
-    asm.emit("mov", rax, r13)
-    asm.emit("sub", rax, rcx)
-    asm.emit("shr", rax, 3)
-    asm.emit("add", rax, 1)
-    asm.emit("mov", Memory(rsi, 0, r10, 4), dword(rax))
-    asm.emit("shl", r10, COUNT_BITS)
-    asm.emit("or", r10, Memory(rsp, 8 * _TEXT))
-    asm.emit("add", r10, 1)
-
-
-def _emit_forget(asm: Assembler) -> None:
-    """Append the routine at the end of a text, whose sums are written if asked: no code is seen.
-
-    Clobbers rax, rcx, rdx, r8 to r10 and vectors.
-    """
-    again, end, is_summed = map(asm.label, ("again", "end", "is summed"))
-    asm.emit("mov", r10, Memory(r11, 8 * _WEIGHTS))
-    asm.emit("test", r10, r10)
-    asm.jump("jz", is_summed)
-    _emit_sums(asm)
-    asm.bind(is_summed)
-    own, text = (Memory(rsp, 8 * place + 8) for place in (_OWN, _TEXT))
-    asm.emit("xor", dword(rdx), dword(rdx))
-    asm.emit("mov", rax, own)
-    asm.emit("mov", own, r13)
-    asm.bind(again)
-    asm.emit("cmp", rax, r13)
-    asm.jump("jae", end)
-    asm.emit("mov", rcx, Memory(rax))
-    asm.emit("shr", rcx, COUNT_BITS)
-    asm.emit("and", rcx, (1 << CODE_BITS) - 1)
-    asm.emit("mov", Memory(rsi, 0, rcx, 4), dword(rdx))
-    asm.emit("add", rax, 8)
-    asm.jump("jmp", again)
-    asm.bind(end)
-    asm.emit("mov", rax, 1 << (COUNT_BITS + CODE_BITS))
-    asm.emit("add", rax, text)
-    asm.emit("mov", text, rax)
-    without = asm.label("without sums")
-    asm.emit("mov", rax, Memory(r11, 8 * _WEIGHTS))
-    asm.emit("test", rax, rax)
-    asm.jump("jz", without)
-    asm.emit("mov", r13, Memory(rsp, 8 * _FIRST + 8))
-    asm.emit("mov", own, r13)
-    asm.bind(without)
-    asm.emit("ret")
-
-
-def _emit_sums(asm: Assembler) -> None:
-    """Write the sums of a text. r10: the weights. rsi is kept."""
-    word, scalar, on, summed, end = map(asm.label, ("word", "scalar", "on", "summed", "end"))
-    row, pitch = Memory(rsp, 8 * _ROW + 8), Memory(r11, 8 * _PITCH)
-    asm.emit("mov", rcx, row)
-    asm.emit("mov", r8, Memory(r11, 8 * _VALUES))
-    asm.emit("mov", r9, Memory(r11, 8 * _FREQUENCIES))
-    for register in (xmm(1), xmm(2), xmm(3)):
-        asm.emit("vxorpd", register, register, register)
-    _for_outputs(asm, lambda place: asm.emit("vmovsd", place(rcx), xmm(3)), 1)
-    asm.emit("mov", rax, Memory(rsp, 8 * _OWN + 8))
-    asm.bind(word)
-    asm.emit("cmp", rax, r13)
-    asm.jump("jae", summed)
-    asm.emit("mov", rdx, Memory(rax))
-    asm.emit("mov", rdi, rdx)
-    asm.emit("and", rdi, (1 << COUNT_BITS) - 1)
-    asm.emit("vmovsd", xmm(0), Memory(r8, 0, rdi, 8))
-    asm.emit("shr", rdx, COUNT_BITS)
-    asm.emit("and", rdx, (1 << CODE_BITS) - 1)
-    asm.emit("vmulsd", xmm(0), xmm(0), Memory(r9, 0, rdx, 8))
-    asm.emit("vaddsd", xmm(1), xmm(1), xmm(0))
-    asm.emit("vfmadd231sd", xmm(2), xmm(0), xmm(0))
-    asm.emit("imul", rdx, pitch)
-    asm.emit("add", rdx, r10)
-    asm.emit("mov", rdi, pitch)
-    asm.emit("cmp", rdi, 8 * _VECTOR)
-    asm.jump("jb", scalar)
-    asm.emit("vbroadcastsd", ymm(0), xmm(0))
-    for label, vector, move, lanes in ((None, ymm, "vmovupd", _VECTOR), (scalar, xmm, "vmovsd", 1)):
-        if label is not None:
-            asm.jump("jmp", on)
-            asm.bind(label)
-
-        def add(place: Place, vector: Any = vector, move: str = move) -> None:
-            multiply = "vfmadd231pd" if vector is ymm else "vfmadd231sd"
-            asm.emit(move, vector(3), place(rcx))
-            asm.emit(multiply, vector(3), vector(0), place(rdx))
-            asm.emit(move, place(rcx), vector(3))
-
-        _for_outputs(asm, add, lanes)
-    asm.bind(on)
-    asm.emit("add", rax, 8)
-    asm.jump("jmp", word)
-    asm.bind(summed)
-    _emit_norm(asm, end)
-    asm.bind(end)
-    asm.emit("add", rcx, pitch)
-    asm.emit("mov", row, rcx)
-    asm.emit("mov", rdi, FACTOR)
-    asm.emit("vzeroupper")
-
-
-def _emit_norm(asm: Assembler, end: Label) -> None:
-    """Divide the sums at rcx by the norm; jump to the end for none. xmm1, xmm2: sums, of squares"""
-    is_first = asm.label("l1")
-    asm.emit("mov", rdx, Memory(r11, 8 * _NORM))
-    asm.emit("cmp", rdx, NORMS.index("l1"))
-    asm.jump("jb", end)
-    asm.jump("je", is_first)
-    asm.emit("vsqrtsd", xmm(1), xmm(2), xmm(2))
-    asm.bind(is_first)
-    asm.emit("vxorpd", xmm(3), xmm(3), xmm(3))
-    asm.emit("vucomisd", xmm(1), xmm(3))
-    asm.jump("je", end)
-
-    def divide(place: Place) -> None:
-        asm.emit("vmovsd", xmm(3), place(rcx))
-        asm.emit("vdivsd", xmm(3), xmm(3), xmm(1))
-        asm.emit("vmovsd", place(rcx), xmm(3))
-
-    _for_outputs(asm, divide, 1)
-
-
-Place = Callable[[Register], Memory]
-
-
-def _for_outputs(asm: Assembler, emit: Callable[[Place], object], lanes: int) -> None:
-    """A loop over the outputs of a row, some lanes at once, by rdi."""
-    again = asm.label("output")
-    asm.emit("xor", dword(rdi), dword(rdi))
-    asm.bind(again)
-    emit(lambda base: Memory(base, 0, rdi, 1))
-    asm.emit("add", rdi, 8 * lanes)
-    asm.emit("cmp", rdi, Memory(r11, 8 * _PITCH))
-    asm.jump("jb", again)
-
-
-def _emit_class(asm: Assembler, end: Label) -> None:
+def _emit_class(asm: Assembler, width: Width, end: Label) -> None:
     """Set eax to the class of the next character; jump to `end` behind the last."""
     asm.emit("cmp", r14, r15)
     asm.jump("jae", end)
-    asm.emit("movzx", dword(rax), Memory(rbp, 0, r14))
-    asm.emit("movzx", dword(rax), Memory(rbx, 0, rax))
+    if width == ASCII:
+        asm.emit("movzx", dword(rax), Memory(rbp, 0, r14))
+        asm.emit("movzx", dword(rax), Memory(rbx, 0, rax))
+    else:
+        asm.emit("mov", dword(rax), Memory(rbp, 0, r14, 4))
+        asm.emit("mov", dword(rax), Memory(rbx, 0, rax, 4))
 
 
 def _emit_look_up(asm: Assembler) -> None:

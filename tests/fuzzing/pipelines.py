@@ -56,11 +56,7 @@ from sklearn import (
     tree,
 )
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
-from sklearn.feature_extraction.text import (
-    CountVectorizer,
-    TfidfTransformer,
-    TfidfVectorizer,
-)
+from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.pipeline import make_pipeline, make_union
 
 import sparsejit
@@ -335,8 +331,7 @@ def _estimator(
         if words:
             parts.append(("words", _word_steps(draw, table, words), words))
         if "text" in table:
-            reader = CountVectorizer if draw.integers(2) else TfidfVectorizer
-            parts.append(("text", reader(), "text"))
+            parts.append(("text", one_of(draw, TEXT_STEPS), "text"))
         steps = [ColumnTransformer(parts, sparse_threshold=float(draw.choice([0.0, 0.3])))]
     estimator = make_pipeline(*steps, model)
     if form == "frame" and "text" not in table and draw.random() < 0.1:

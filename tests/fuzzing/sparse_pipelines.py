@@ -108,7 +108,7 @@ def _steps(generator: Generator, features: int, is_sparse: bool, last: str) -> S
             first = [_codes_alone(generator, first[0])]
         return [*first, *fills, *_keeping(generator, last)]
     fills = [impute.SimpleImputer(add_indicator=bool(generator.integers(2)))]
-    first = fills if generator.integers(2) or last in ("linear", "other") else []
+    first = fills if generator.integers(2) or last == "linear" else []
     if generator.random() < 0.3:
         first = [_plain_columns(generator, features), *first]
     return [*first, *_keeping(generator, last)]

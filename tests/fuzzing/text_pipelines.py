@@ -36,6 +36,7 @@ FEWEST = 30  # rows of a fit
 COLOURS = ("red", "green", "blue", "grey", "sand")
 _few = {"n_estimators": 3, "random_state": 0}
 _WORDS = "The the cat a dog ran sat b2 x_1 don't GREEN Stra\u00dfe na\u00efve"
+_PATTERNS = (r"(?u)\b\w\w+\b", r"\w+", r"\S+", r"[a-z]{2,}", r"(\w)\w*", r"[\w ']+")
 _TEXT_WORDS = np.array([*_WORDS.split(), "\ufb01n", "e\u0301", "\u03a3\u03a3", "\u00df", "\0"])
 
 
@@ -56,6 +57,7 @@ def _text_options(draw: Draw) -> dict[str, Any]:
         "ngram_range": (least, least + int(draw.integers(2))),
         "strip_accents": [None, None, "ascii", "unicode"][draw.integers(4)],
         "stop_words": [None, ["the"]][draw.integers(2)],
+        "token_pattern": str(draw.choice(_PATTERNS)),
         "lowercase": bool(draw.integers(2)),
         "binary": bool(draw.integers(2)),
     }

@@ -15,8 +15,12 @@ from sklearn.calibration import CalibratedClassifierCV  # noqa: E402
 from sklearn.compose import make_column_transformer  # noqa: E402
 from sklearn.decomposition import TruncatedSVD  # noqa: E402
 from sklearn.ensemble import (  # noqa: E402
+    BaggingClassifier,
+    ExtraTreesRegressor,
     HistGradientBoostingClassifier,
+    IsolationForest,
     RandomForestClassifier,
+    RandomTreesEmbedding,
     StackingClassifier,
     VotingClassifier,
 )
@@ -32,6 +36,7 @@ from sklearn.preprocessing import (  # noqa: E402
     QuantileTransformer,
     StandardScaler,
 )
+from sklearn.tree import DecisionTreeClassifier  # noqa: E402
 
 import sparsejit  # noqa: E402
 from sparsejit.errors import InvalidInput  # noqa: E402
@@ -209,6 +214,47 @@ def test_a_sparse_x_that_the_library_refuses() -> None:
             estimator.predict(sparse())
         with pytest.raises(InvalidInput, match=r"sparse.*does not take; give X.toarray"):
             sparsejit.compile(estimator).predict(sparse())
+
+
+TREES = (
+    DecisionTreeClassifier(max_depth=4),
+    RandomForestClassifier(4),
+    ExtraTreesRegressor(4),
+    BaggingClassifier(DecisionTreeClassifier(max_depth=4), 3),
+    IsolationForest(n_estimators=9, random_state=0),
+    RandomTreesEmbedding(4),
+    VotingClassifier([("a", RandomForestClassifier(4)), ("b", boosted())]),
+)
+
+
+@pytest.mark.parametrize("last", TREES, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("before", [(), KEEPING, (PASSED,)], ids=["none", "kept", "made"])
+def test_trees_of_scikit_learn_refuse_nan_in_a_sparse_matrix(
+    before: tuple[Any, ...], last: Any, tmp_path: Path
+) -> None:
+    """An IsolationForest alone computes, something else; a file refuses the same."""
+    full = X.copy()
+    full[3, 4] = np.nan
+    estimator = make_pipeline(*before, last).fit(np.nan_to_num(full), Y)
+    method = "predict" if hasattr(estimator, "predict") else "transform"
+    refused = full if before == (PASSED,) else scipy_sparse.csr_matrix(full)
+    compiled = sparsejit.compile(estimator)
+    compiled.save(tmp_path / "e.sjit")
+    if not isinstance(last, IsolationForest):
+        with pytest.raises(ValueError, match="contains NaN"):
+            getattr(estimator, method)(refused)
+    for each in (compiled, sparsejit.load(tmp_path / "e.sjit")):
+        with pytest.raises(InvalidInput, match="X has nan in row 3, column 4"):
+            getattr(each, method)(refused)
+    taken = [np.nan_to_num(full)]
+    taken += [scipy_sparse.csr_matrix(X), full] if refused is not full else []
+    for rows in taken:
+        try:
+            wanted = getattr(estimator, method)(rows)
+        except ValueError:  # a RandomTreesEmbedding refuses NaN in any X
+            continue
+        wanted = wanted.toarray() if method == "transform" else wanted
+        np.testing.assert_allclose(getattr(compiled, method)(rows), wanted, atol=1e-6)
 
 
 def test_scaled_components_of_a_sparse_x_before_a_forest_are_refused() -> None:

@@ -30,7 +30,9 @@ import sparsejit
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.estimators import compiled_estimator, text
 from sparsejit.estimators.source import estimator_to_data, read_estimator_file
-from sparsejit.estimators.text_symbols import signed_hash
+from sparsejit.estimators.text_symbols import run_of
+from sparsejit.runtime import word_codes
+from sparsejit.runtime.trie_walk import HashTable, Reach, Symbols
 
 WORDS = ["Red", "blue", "the", "a", "straße", "naïve", "x1", "don't", "GREEN", "\t", "b"]
 GENERATOR = np.random.default_rng(0)
@@ -52,7 +54,16 @@ def same(estimator: Any, compiled: Any, method: str, texts: Any) -> None:
     np.testing.assert_allclose(getattr(compiled, method)(texts), wanted, rtol=0, atol=most)
 
 
-@settings(max_examples=60)
+ANY_TEXT = st.text(st.characters())  # surrogates too
+# Letters that grow in lower case or apart, that are words of their own, and spaces of all kinds.
+ODD = "ab \0\n\x1c\u2028\u03a3\u00e9\u0301'\u0130\ufb01\U0001d400\u4e2d_\u0663\ufdfa"
+PATTERNS = (
+    *(r"(?u)\b\w\w+\b", r"\b\w+\b", r"\w{3,}", r"\S+", r"[a-z]{2,}", r"[^\W\d_]+", r"[\w ']+"),
+    *(r"(\w)\w*", r"\b[a-z]+\b", r"\w\w"),
+)
+
+
+@settings(max_examples=100)
 @given(
     kind=st.sampled_from([CountVectorizer, HashingVectorizer, TfidfVectorizer]),
     analyzer=st.sampled_from(["word", "char", "char_wb"]),
@@ -61,9 +72,10 @@ def same(estimator: Any, compiled: Any, method: str, texts: Any) -> None:
     accents=st.sampled_from([None, "ascii", "unicode"]),
     stops=st.sampled_from([None, "english", ["red", "b"]]),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    pattern=st.sampled_from([r"(?u)\b\w\w+\b", r"\b\w+\b", r"\S+", r"(\w)\w*"]),
+    pattern=st.sampled_from(PATTERNS),
     norm=st.sampled_from([None, "l1", "l2"]),
-    unseen=st.lists(st.text() | st.text("ab \0\n\u03a3\u00e9\u0301'"), min_size=1, max_size=9),
+    unseen=st.lists(ANY_TEXT | st.text(ODD), min_size=1, max_size=9),
+    knows=st.booleans(),
 )
 @pytest.mark.filterwarnings("ignore")
 def test_any_options(
@@ -77,8 +89,9 @@ def test_any_options(
     pattern: str,
     norm: Any,
     unseen: list[str],
+    knows: bool,
 ) -> None:
-    options = {
+    options: dict[str, Any] = {
         "analyzer": analyzer,
         "ngram_range": (least, least + more),
         "strip_accents": accents,
@@ -90,17 +103,23 @@ def test_any_options(
     if kind is TfidfVectorizer:
         options |= {"norm": norm, "sublinear_tf": flags[2], "use_idf": flags[0]}
     if kind is HashingVectorizer:
-        options |= {"norm": norm, "alternate_sign": flags[2], "n_features": 9}
+        options |= {"norm": norm, "alternate_sign": flags[2], "n_features": [9, 1 << 18][knows]}
+    elif knows:
+        options |= {"max_features": 20}
     vectoriser = kind(**options)
     try:
         vectoriser.fit(TEXTS[:60] + unseen[:2])
     except ValueError:  # every word is a stop word
         return
     compiled = sparsejit.compile(vectoriser)
-    same(vectoriser, compiled, "transform", TEXTS)
-    same(vectoriser, compiled, "transform", TEXTS[3:4])
-    same(vectoriser, compiled, "transform", unseen)
-    same(vectoriser, compiled, "transform", unseen[-1:])
+    for texts in (TEXTS, TEXTS[3:4], unseen, unseen[-1:]):
+        try:
+            vectoriser.transform(texts)
+        except UnicodeEncodeError:
+            with pytest.raises(InvalidInput, match=r"none in UTF-8.*leave surrogates out"):
+                compiled.transform(texts)
+        else:
+            same(vectoriser, compiled, "transform", texts)
 
 
 PIPELINES = {
@@ -194,23 +213,61 @@ def test_products_of_any_counts(
         same(estimator, compiled, "predict", texts)
 
 
-def test_long_texts_and_many_texts() -> None:
+@pytest.mark.parametrize("name", ["weights", "counts", "bayes", "hashed, weights"])
+def test_long_texts_and_many_texts(name: str) -> None:
     """More characters, texts and words in a text than a packed count holds."""
-    texts = ["red blue " * 40_000 + "green", "", *["red the"] * 40_000, "x1"]
-    for name in ("weights", "counts"):
-        estimator = PIPELINES[name].fit(TEXTS, CLASSES)
-        same(estimator, sparsejit.compile(estimator), "predict_proba", texts)
+    texts = ["red blue " * 40_000 + "green", "", *["red the"] * 40_000, "x1", "\u0130b" * 90_000]
+    estimator = PIPELINES[name].fit(TEXTS, CLASSES)
+    same(estimator, sparsejit.compile(estimator), "predict_proba", texts)
 
 
-@given(st.text(st.characters(codec="utf-8")))
-def test_hashes_are_murmur_hashes(token: str) -> None:
-    assert signed_hash(token) == murmurhash3_32(token)
+@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"perceptron"}))
+def test_without_native_readers_of_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an interpreter whose objects are unknown."""
+    monkeypatch.setattr(word_codes, "layout_is_known", lambda: False)
+    word_codes._reader.cache_clear()
+    estimator = PIPELINES[name].fit(TEXTS, CLASSES)
+    method = "predict_proba" if hasattr(estimator, "predict_proba") else "predict"
+    same(estimator, sparsejit.compile(estimator), method, TEXTS)
+    word_codes._reader.cache_clear()
 
 
-def test_hashes_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_MOST_HASHED", 3)
-    vectoriser = HashingVectorizer(n_features=50, stop_words=["red"])
-    same(vectoriser, sparsejit.compile(vectoriser.fit(TEXTS)), "transform", TEXTS)
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.booleans(), st.integers(1, 1 << 31))
+def test_hashes_are_murmur_hashes(token: str, is_signed: bool, columns: int) -> None:
+    """Sequences of characters, and a word that is cut out of a text."""
+    columns = min(columns, 1 << 22)
+    points = np.array([*map(ord, f"{token}{token}")], np.uint32)
+    span = np.array([[len(token), 2 * len(token)]])
+    number = murmurhash3_32(token)
+    wanted = abs(number) % columns << is_signed | (is_signed and number < 0)
+    table = HashTable(columns, is_signed, Reach(1, 1))
+    assert table.keys(Symbols(np.zeros(1, np.int64), points, span)).tolist() == [wanted]
+    whole = HashTable(columns, is_signed, Reach(len(token), len(token)))
+    assert whole.keys(Symbols(points[: len(token)].astype(np.int64))).tolist() == [wanted]
+
+
+def test_a_refused_text_leaves_no_counts_behind() -> None:
+    vectoriser = HashingVectorizer(n_features=50, ngram_range=(1, 2), token_pattern=r"\S+")
+    estimator = make_pipeline(vectoriser, SGDClassifier(random_state=0)).fit(TEXTS, CLASSES)
+    compiled = sparsejit.compile(estimator)
+    with pytest.raises(InvalidInput, match="none in UTF-8"):
+        compiled.predict(["red blue a\ud800 green"])
+    same(estimator, compiled, "decision_function", TEXTS)
+    same(estimator, compiled, "decision_function", ["red blue"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        *((r"(?u)\b\w\w+\b", 2), (r"\w+", 1), (r"\w{3,}", 3), (r"\S+", 1)),
+        (r"[^\W\d_][^\W\d_]+", 2),
+        *((r"\b[a-z]+\b", None), (r"\w*", None), (r"\w\w", None), (r"(\w)\w*", None)),
+        *((r"\w\d+", None), (r"\w+|\d+", None), (r"(?i)[a-z]+", None), (r"\w{0,}", None)),
+    ],
+)
+def test_patterns_that_match_runs(pattern: str, found: int | None) -> None:
+    run = run_of(pattern)
+    assert (None if run is None else run.least) == found
 
 
 def test_other_things_than_texts_are_named() -> None:
