@@ -227,13 +227,18 @@ class QuadPrice:
 
 @dataclass(frozen=True)
 class QuadWork:
-    """A product of bytes, four inputs of a row at a time; `adds`: whether y gets an operand."""
+    """A product of bytes, four inputs of a row at a time.
+
+    adds: whether y gets an operand.
+    to_sums: whether y is sums in float32.
+    """
 
     matrix: SparseMatrix
     windows: ByteWindows
     y: BytePlanes
     adds: bool
     target: Target
+    to_sums: bool = False
 
 
 def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
@@ -322,7 +327,12 @@ QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = (
         )
         for form in (*_WIDE, *_TILES, *_NARROW)
     ),
-    TableRow("inputs by two, rows in turn", _pairs, partial(_has_code, _BY_ROW), emitter=_BY_ROW),
+    TableRow(
+        "inputs by two, rows in turn",
+        _pairs,
+        lambda work: _has_code(_BY_ROW, work) and not work.to_sums,
+        emitter=_BY_ROW,
+    ),
 )
 
 

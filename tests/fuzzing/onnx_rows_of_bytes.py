@@ -80,10 +80,16 @@ def _integer_product(grow: OnnxGrowing) -> None:
 
 
 def _integer_conv(grow: OnnxGrowing) -> None:
-    x = grow.input(_bytes(grow, (2, 3, 6, 5), "uint8"))
-    kernel = kernel_of(grow, (6, 5))
+    kernel, shape = kernel_of(grow, (6, 5)), (2, 3, 6, 5)
     weights = grow.fixed(_bytes(grow, (4, 3, *kernel), grow.draw.choice(_BYTES)))
-    zeros = [grow.fixed(np.asarray(3, np.uint8))][: grow.flag()]
+    if grow.flag():
+        made = grow.add("DynamicQuantizeLinear", [grow.input(grow.array(shape, np.float32))], 3)
+        if not made:
+            return
+        x, zeros = made[0], made[2:]
+    else:
+        x = grow.input(_bytes(grow, shape, "uint8"))
+        zeros = [grow.fixed(np.asarray(3, np.uint8))][: grow.flag()]
     made = grow.add("ConvInteger", [x, weights, *zeros], **windows(grow, (6, 5), kernel))
     if made and grow.flag():
         grow.add("Cast", made, to=1)
