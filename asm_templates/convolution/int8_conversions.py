@@ -18,6 +18,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +27,16 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     BytePhase,
     BytePlanes,
     ByteWindows,
+    Gap,
+    spread_bytes,
     store_line,
 )
-from sparsejit.asm_templates.shared.int8_inputs import PACKED_ORDER, ByteRounding, store_bytes
+from sparsejit.asm_templates.shared.int8_inputs import (
+    PACKED_ORDER,
+    ByteRounding,
+    DividingRounding,
+    store_bytes,
+)
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import (
     TAIL_MASK,
@@ -85,15 +93,34 @@ class FloatRows:
     row: int
 
 
-def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuantisation) -> None:
+class CallSteps(NamedTuple):
+    """A scale, and a zero point of 0 to 255, that a call computes: float32 in memory.
+
+    Registers of addresses are rdx, rcx or rax.
+    """
+
+    scale: Memory
+    zero_point: Memory
+
+
+def emit_to_bytes(
+    asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuantisation | CallSteps
+) -> None:
     """Append code that rounds x at rdi to planes whose first position is at rsi, gaps included."""
-    numbers = np.array([np.float32(1) / np.float32(steps.scale), _LARGEST], np.float32)
-    is_narrow = asm.target.isa == "avx2"
-    rounding = ByteRounding(*(vector(asm, 12 + number) for number in range(4)))
-    place = asm.literal(numbers)
-    asm.emit("vbroadcastss", rounding.reciprocal, Literal(place))
-    asm.emit("vbroadcastss", rounding.largest, Literal(place + 4))
-    _spread(asm, rounding.zero_point, steps.zero_point)
+    is_narrow, kind = asm.target.isa == "avx2", ByteRounding
+    if isinstance(steps, CallSteps):
+        kind = DividingRounding
+    rounding = kind(*(vector(asm, 12 + number) for number in range(4)))
+    place = asm.literal(np.array([_LARGEST], np.float32))
+    asm.emit("vbroadcastss", rounding.largest, Literal(place))
+    if isinstance(steps, CallSteps):
+        asm.emit("vbroadcastss", rounding.reciprocal, steps.scale)
+        asm.emit("vbroadcastss", rounding.zero_point, steps.zero_point)
+        asm.emit("vcvtps2dq", rounding.zero_point, rounding.zero_point)
+    else:
+        place = asm.literal(np.array([np.float32(1) / np.float32(steps.scale)], np.float32))
+        asm.emit("vbroadcastss", rounding.reciprocal, Literal(place))
+        _spread(asm, rounding.zero_point, steps.zero_point)
     zero(asm, rounding.empty)
     fill_planes(asm, y, steps.zero_point)
     parts, order = [ymm(number) for number in range(4)], ymm(4)
@@ -164,7 +191,7 @@ def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteQuant
     _rows(asm, x, x.strides[:3], (y.sample, y.channel, y.row), row)
 
 
-def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -> None:
+def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: Gap) -> None:
     """Append code that copies planes into phases, such as even and odd rows and columns.
 
     rdi: the planes; rsi: the windows' planes, whose gaps are filled with `gap`.
@@ -199,7 +226,7 @@ def emit_byte_pooling(asm: Assembler, windows: ByteWindows, y: BytePlanes, gap: 
     """Append code that writes the largest byte of each window of planes at rdi to planes at rsi."""
     x, largest, blended = windows.planes, vector(asm, 0), vector(asm, 1)
     around = vector(asm, _GAP)
-    _spread_bytes(asm, around, gap)
+    spread_bytes(asm, around, gap)
     fill_gaps(asm, y, rsi, around)
     masks, is_narrow = Literal(asm.literal(y.masks())), asm.target.isa == "avx2"
     move = "vmovdqu" if is_narrow else "vmovdqu64"
@@ -256,10 +283,10 @@ def fill_gaps(
     repeat(asm, planes.samples * planes.channels, rcx, channel)
 
 
-def fill_planes(asm: Assembler, planes: BytePlanes, gap: int) -> None:
+def fill_planes(asm: Assembler, planes: BytePlanes, gap: Gap) -> None:
     """Append code that sets all bytes of the planes at rsi to `gap`. Clobbers rax and rcx."""
     around = vector(asm, _GAP)
-    _spread_bytes(asm, around, gap)
+    spread_bytes(asm, around, gap)
     asm.emit("lea", rax, Memory(rsi, -planes.before))
 
     def line() -> None:
@@ -384,5 +411,3 @@ def _spread(asm: Assembler, register: Register, number: int) -> None:
     asm.emit("vpbroadcastd", register, Literal(asm.literal(np.array([number], np.int32))))
 
 
-def _spread_bytes(asm: Assembler, register: Register, number: int) -> None:
-    asm.emit("vpbroadcastd", register, Literal(asm.literal(np.array([number] * 4, np.uint8))))

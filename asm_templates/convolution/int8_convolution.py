@@ -60,6 +60,8 @@ from sparsejit.asm_templates.convolution.int8_results import (
     ByteEpilogue,
     ByteResults,
     NarrowByteResults,
+    SumEpilogue,
+    SumResults,
 )
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.asm_templates.shared.interleave import interleaved
@@ -485,6 +487,7 @@ class QuadFrame(NamedTuple):
     """Slots on the stack: the addresses of tables, and of the jump table; counters; rsp before.
 
     unit: the first quad of rows that share them; entry and before: registers meanwhile.
+    zero_point: of x, if it is of the call.
     """
 
     groups: Memory
@@ -500,6 +503,7 @@ class QuadFrame(NamedTuple):
     unit: Memory
     entry: Memory
     before: Memory
+    zero_point: Memory
 
 
 FRAME = QuadFrame(*slots(rsp, len(QuadFrame._fields)))
@@ -520,7 +524,7 @@ class LoweredQuads:
     y: BytePlanes
     before: int
     stream: QuadStream
-    epilogue: ByteEpilogue
+    epilogue: ByteEpilogue | SumEpilogue
     form: QuadForm
     met_bytes: int
     is_first: bool = True
@@ -534,7 +538,8 @@ class LoweredQuads:
 def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
     """Append the sparse int8 convolution: x at rdi, y at rsi, the added image at rdx.
 
-    Layers share its code. x and y point to the first position. Gaps of y become its zero point.
+    Layers share its code. x and y point to the first position. Gaps of y become its zero point. If
+    y is sums in float32, its gaps are undefined, and rdx points at the zero point of x, as float32.
     """
     is_narrow = asm.target.isa == "avx2"
     emit_code(asm, lowered, (_NarrowQuadCode if is_narrow else QuadCode)(asm, lowered))
@@ -580,11 +585,18 @@ class QuadCode:
 
     @cached_property
     def results(self) -> ByteResults:
+        assert isinstance(self.epilogue, ByteEpilogue)
         return ByteResults(self.asm, self.epilogue)
 
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return the constants of the ends of rows."""
         return self.epilogue.constants()
+
+    @cached_property
+    def sum_results(self) -> SumResults | None:
+        """The code of sums in float32; None if y is bytes."""
+        is_sums = isinstance(self.epilogue, SumEpilogue)
+        return SumResults(self.asm, FRAME.zero_point) if is_sums else None
 
     @property
     def sums(self) -> list[list[Register]]:
@@ -595,13 +607,17 @@ class QuadCode:
         asm = self.asm
         push(asm, _SAVED)
         self._make_room()
-        gap = self._load_constants()
+        self._load_constants()
         asm.emit("lea", AT.x, Memory(rdi, -self.before))
         asm.emit("mov", AT.y, rsi)
         asm.emit("mov", AT.added, rdx)
         for slot, register in zip(FRAME, (r8, r9, r10, r11, rcx), strict=False):
             asm.emit("mov", slot, register)
-        fill_gaps(asm, self.y, rsi, gap, self.is_first)
+        if self.sum_results is None:
+            fill_gaps(asm, self.y, rsi, self._load_gap(), self.is_first)
+        else:
+            asm.emit("vcvttss2si", dword(rax), Memory(rdx))
+            asm.emit("mov", FRAME.zero_point, rax)
         with counted_down(asm, FRAME.samples, self.y.samples):
             self._sample()
         asm.emit("mov", rsp, FRAME.stack)
@@ -617,11 +633,15 @@ class QuadCode:
         asm.emit("sub", rsp, FRAME_BYTES)
         asm.emit("mov", FRAME.stack, rax)
 
-    def _load_constants(self) -> Register:
-        """Load what the code keeps in registers; return the zero point of y in all bytes."""
-        self.results.load_constants(rcx)
+    def _load_constants(self) -> None:
+        """Load what the code keeps in registers."""
+        if self.sum_results is None:
+            self.results.load_constants(rcx)
         if self.form.fours:
             load_order(self.asm, ORDER)
+
+    def _load_gap(self) -> Register:
+        """Return the register of the zero point of y in all bytes."""
         return self.results.gap
 
     def _sample(self) -> None:
@@ -629,8 +649,7 @@ class QuadCode:
         asm.emit("mov", AT.masks, FRAME.masks)
         self._vectors()
         asm.emit("add", AT.x, self.x.sample - y.vectors * self.x_line)
-        for register in (AT.y, AT.added):
-            asm.emit("add", register, y.sample - y.vectors * LINE)
+        self._move_y(y.sample - y.vectors * LINE)
 
     def _vectors(self) -> None:
         if self.whole_vectors:
@@ -644,8 +663,13 @@ class QuadCode:
         self._load_mask()
         self._rows()
         self.asm.emit("add", AT.x, self.x_line)
-        for register in (AT.y, AT.added, AT.masks):
-            self.asm.emit("add", register, LINE)
+        self._move_y(LINE)
+        self.asm.emit("add", AT.masks, LINE)
+
+    def _move_y(self, positions: int) -> None:
+        """Move to other positions of y and of the added image."""
+        self.asm.emit("add", AT.y, positions * self.epilogue.element_bytes)
+        self.asm.emit("add", AT.added, positions)
 
     def _rows(self) -> None:
         asm, group, done = self.asm, self.asm.label("group"), self.asm.label("done")
@@ -708,7 +732,10 @@ class QuadCode:
         asm = self.asm
         asm.emit("mov", dword(rax), Memory(AT.rows))
         y, added = (Memory(base, 0, rax) for base in (AT.y, AT.added))
-        self.results.finish(sums, AT.rows, y, added, FRAME.constants, order)
+        if self.sum_results is not None:
+            self.sum_results.finish(sums, AT.rows, y, order is not None)
+        else:
+            self.results.finish(sums, AT.rows, y, added, FRAME.constants, order)
         asm.emit("add", AT.rows, ROW.itemsize)
 
     def _load_offsets(self, place: int) -> None:
@@ -770,24 +797,31 @@ class _NarrowQuadCode(QuadCode):
         super().__init__(asm, lowered)
         self.halves = halves
         self.asks_ahead = lowered.met_bytes > asm.target.l1d_bytes and not self.form.fours
-        self.narrow_results = NarrowByteResults(asm, self.epilogue)
-        self.key = self.key, self.asks_ahead, self.narrow_results.code
+        ends = None if self.sum_results else self.narrow_results.code
+        self.key = self.key, self.asks_ahead, ends
         # Positions of the last vector may end in its first half.
         ends_early = halves == 2 and 0 < self.y.used % LINE <= self._HALF
         self.last = _NarrowQuadCode(asm, lowered, 1) if ends_early else None
         self.whole_vectors = self.y.vectors - ends_early
 
     def constants(self) -> npt.NDArray[np.uint8]:
-        return self.narrow_results.constants()
+        return self.epilogue.constants() if self.sum_results else self.narrow_results.constants()
 
     @property
     def sums(self) -> list[list[Register]]:
         """The registers of the sums of each half."""
         return [[ymm(4 * half + number) for number in range(4)] for half in range(self.halves)]
 
-    def _load_constants(self) -> Register:
+    @cached_property
+    def narrow_results(self) -> NarrowByteResults:
+        assert isinstance(self.epilogue, ByteEpilogue)
+        return NarrowByteResults(self.asm, self.epilogue)
+
+    def _load_constants(self) -> None:
         asm = self.asm
         asm.emit("vpbroadcastd", self._ONES, Literal(asm.literal(np.ones(2, np.int16))))
+
+    def _load_gap(self) -> Register:
         gap = self._PARTS[0]
         self.narrow_results.load_gap(gap, rcx)
         return gap
@@ -796,6 +830,9 @@ class _NarrowQuadCode(QuadCode):
         """Nothing: `NarrowByteResults.finish` reads masks from memory."""
 
     def _finish(self) -> None:
+        if self.sum_results is not None:
+            self._finish_sums(self.sum_results)
+            return
         asm, results = self.asm, self.narrow_results
         order = narrow_order(asm) if self.form.fours else None
         asm.emit("mov", dword(rax), Memory(AT.rows))
@@ -809,6 +846,14 @@ class _NarrowQuadCode(QuadCode):
             results.load_gap(self._PARTS[0], rcx)
             asm.emit("vmovdqu", Memory(AT.y, self._HALF, rax), self._PARTS[0])
         asm.emit("add", AT.rows, ROW.itemsize)
+
+    def _finish_sums(self, results: SumResults) -> None:
+        """Store the sums of all halves as floats."""
+        self.asm.emit("mov", dword(rax), Memory(AT.rows))
+        for half, sums in enumerate(self.sums):
+            y = Memory(AT.y, half * self._HALF * self.epilogue.element_bytes, rax)
+            results.finish(sums, AT.rows, y, self.form.fours)
+        self.asm.emit("add", AT.rows, ROW.itemsize)
 
     def _quad(self, place: int) -> None:
         asm = self.asm

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,7 @@ from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
+    dword,
     r8,
     r9,
     r10,
@@ -48,6 +50,7 @@ from sparsejit.x86.operands import (
     rcx,
     rdi,
     rsi,
+    xmm,
     ymm,
     zmm,
 )
@@ -58,6 +61,21 @@ LINE = CACHE_LINE_BYTES
 def lines(size: int) -> int:
     """Return the number of cache lines that hold `size` bytes."""
     return ceil_div(size, LINE)
+
+
+# A byte in gaps: a number, or a number that a call computes, float32 in memory.
+Gap: TypeAlias = int | Memory
+
+
+def spread_bytes(asm: Assembler, register: Register, gap: Gap) -> None:
+    """register = a byte in every place. Clobbers rax where it is of the call."""
+    if isinstance(gap, int):
+        asm.emit("vpbroadcastd", register, Literal(asm.literal(np.full(4, gap, np.uint8))))
+        return
+    low = xmm(register.number)
+    asm.emit("vcvttss2si", dword(rax), gap)
+    asm.emit("vmovd", low, dword(rax))
+    asm.emit("vpbroadcastb", register, low)
 
 
 def store_line(asm: Assembler, base: Register, place: int, value: Register) -> None:
@@ -274,15 +292,14 @@ class ChannelFours:
         return 2 * self.before + self.planes.samples * self.sample + _TOGETHER * LINE
 
 
-def emit_fours(asm: Assembler, y: ChannelFours, gap: int) -> None:
+def emit_fours(asm: Assembler, y: ChannelFours, gap: Gap) -> None:
     """Append the copy of the planes at rdi to fours at rsi, and their gap before the first."""
     planes = y.planes
     apart, is_narrow = y.phases * planes.channel, asm.target.isa == "avx2"
     around = vector(asm, _GAP)
     if not is_narrow:
         load_order(asm, _ORDER)
-    spread = np.full(4, gap, np.uint8)
-    asm.emit("vpbroadcastd", around, Literal(asm.literal(spread)))
+    spread_bytes(asm, around, gap)
     asm.emit("lea", rax, Memory(rsi, -y.before))
 
     def before() -> None:

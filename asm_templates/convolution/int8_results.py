@@ -1,5 +1,9 @@
 """Conversion of int32 sums to bytes: scale, bias, addition of another image, rounding, gaps.
 
+    ByteEpilogue    what becomes of sums: bytes; `SumEpilogue`: floats
+    ByteResults     the code for bytes with AVX-512, `NarrowByteResults` with AVX2
+    SumResults      the code for floats, at both levels
+
     y = clip(round(sum * scale + bias) + zero, least, most)             ties to even
     or, with the bytes a of another image added,
     t = clip(round(sum * scale + bias), ...);  y = clip(round(t * s1 + (a - za) * s2) + zero, ...)
@@ -16,6 +20,7 @@ a permutation puts the packed bytes in order.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +29,16 @@ from sparsejit.asm_templates.convolution.int8_tables import ANY_PARTS, TablePart
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, k, rcx, ymm, zmm
+from sparsejit.x86.operands import (
+    VECTOR_BYTES,
+    Literal,
+    Memory,
+    Register,
+    k,
+    rcx,
+    ymm,
+    zmm,
+)
 
 # Indices of the 4-byte words that `ByteEpilogue.constants` returns; each fills a register.
 _WORDS = range(10)
@@ -63,6 +77,8 @@ class ByteEpilogue:
     added: tuple[float, int] | None = None
     late: bool = False
     table: tuple[npt.NDArray[np.uint8], int] | None = None
+
+    element_bytes: ClassVar[int] = 1  # of y
 
     @property
     def is_cut_first(self) -> bool:
@@ -151,6 +167,21 @@ def _before(table: bytes, words: bytes) -> npt.NDArray[np.uint8]:
     """Return words and the table behind them, at the next multiple of `_ALIGNMENT`."""
     behind = bytes(-len(words) % _ALIGNMENT) if table else b""
     return np.frombuffer(words + behind + table, np.uint8)
+
+
+@dataclass(frozen=True)
+class SumEpilogue:
+    """The end of an int8 product of bytes with a zero point of the call: its sums as float32.
+
+    The bias of a row is the sum of its weights, negated; the zero point times it is added.
+    """
+
+    element_bytes: ClassVar[int] = 4  # of y
+    code: ClassVar[tuple[str, ...]] = ("sums",)
+
+    def constants(self) -> npt.NDArray[np.uint8]:
+        """Return four bytes, which no code reads."""
+        return np.zeros(4, np.uint8)
 
 
 def _table_place(copies: int) -> int:
@@ -488,3 +519,62 @@ class NarrowByteResults:
                 asm.emit("vfmadd213ps", total, own, part)
             else:
                 asm.emit("vaddps", total, total, part)
+
+
+class SumResults:
+    """Appends code that turns int32 sums into float32, minus the zero point times a row's weights.
+
+    `zero_point`: memory with the zero point as an int32. The code clobbers `START` and four
+    registers behind it.
+    """
+
+    START = 8  # number of a register
+
+    def __init__(self, asm: Assembler, zero_point: Memory) -> None:
+        self.asm, self.zero_point = asm, zero_point
+
+    def finish(
+        self, sums: Sequence[Register], row: Register, y: Memory, consecutive: bool
+    ) -> None:
+        """Append code that stores registers of int32 sums as floats at y.
+
+        The operands are as in `ByteResults.finish`. `consecutive`: whether each register holds
+        consecutive positions; else there are four, which hold four of each 16 positions.
+        """
+        asm, kind = self.asm, sums[0].kind
+        start, other = (Register(kind, self.START + number) for number in range(2))
+        asm.emit("vbroadcastss", start, Memory(row, 8))
+        asm.emit("vcvtps2dq", start, start)
+        asm.emit("vpbroadcastd", other, self.zero_point)
+        asm.emit("vpmulld", start, start, other)
+        for total in sums:
+            asm.emit("vpaddd", total, total, start)
+            asm.emit("vcvtdq2ps", total, total)
+        if not consecutive:
+            sums = (self._in_order if kind == "zmm" else self._in_narrow_order)(sums)
+        size = VECTOR_BYTES[kind]
+        for number, total in enumerate(sums):
+            place = y.displacement + size * number
+            asm.emit("vmovups", y._replace(displacement=place), total)
+
+    def _in_order(self, sums: Sequence[Register]) -> list[Register]:
+        """Transpose the parts of 16 bytes of four registers of AVX-512."""
+        asm, halves = self.asm, [zmm(self.START + number) for number in range(4)]
+        for number, half in enumerate(halves):
+            first, which = sums[number // 2 * 2 : number // 2 * 2 + 2], (0x44, 0xEE)[number % 2]
+            asm.emit("vshuff32x4", half, *first, which)
+        low, high, next_low, next_high = halves
+        pairs = (low, next_low), (low, next_low), (high, next_high), (high, next_high)
+        for total, pair, which in zip(sums, pairs, (0x88, 0xDD) * 2, strict=True):
+            asm.emit("vshuff32x4", total, *pair, which)
+        return list(sums)
+
+    def _in_narrow_order(self, sums: Sequence[Register]) -> list[Register]:
+        """Pair the halves of four registers of AVX2: all lower ones, then the upper ones."""
+        asm, (first, second, third, fourth) = self.asm, sums
+        lower = [ymm(self.START + number) for number in range(2)]
+        for low, pair in zip(lower, ((first, second), (third, fourth)), strict=True):
+            asm.emit("vperm2f128", low, *pair, 0x20)
+        asm.emit("vperm2f128", first, first, second, 0x31)
+        asm.emit("vperm2f128", third, third, fourth, 0x31)
+        return [*lower, first, third]

@@ -95,17 +95,18 @@ class _SpilledCode(QuadCode):
         """Bytes of the sums."""
         raise NotImplementedError
 
-    def _load_constants(self) -> Register:
-        self.results.load_constants(rcx)
-        return self.results.gap
+    def _load_constants(self) -> None:
+        if self.sum_results is None:
+            self.results.load_constants(rcx)
 
     def _load_mask(self) -> None:
         """Nothing: sums use the registers."""
 
     def _load_ends(self) -> None:
         """Load the constants that the ends of rows keep in registers."""
-        self.asm.emit("mov", rax, FRAME.constants)
-        self.results.load_constants(rax)
+        if self.sum_results is None:
+            self.asm.emit("mov", rax, FRAME.constants)
+            self.results.load_constants(rax)
         load_order(self.asm, ORDER)
 
 
@@ -248,8 +249,7 @@ class TurnedTileCode(_SpilledCode):
     def _sample(self) -> None:
         self._rows()
         self.asm.emit("add", AT.x, self.x.sample)
-        for register in (AT.y, AT.added):
-            self.asm.emit("add", register, self.y.sample)
+        self._move_y(self.y.sample)
 
     def _row(self) -> None:
         """Compute the rows that share quads, at all positions."""
@@ -280,11 +280,10 @@ class TurnedTileCode(_SpilledCode):
             with counted_down(asm, dword(r15), LANES):
                 self._finish_turned()
             asm.emit("sub", AT.rows, ends)
-            for register in (AT.y, AT.added, AT.masks):
-                asm.emit("add", register, LINE)
+            self._move_y(LINE)
+            asm.emit("add", AT.masks, LINE)
         asm.emit("add", AT.rows, ends)
-        for register in (AT.y, AT.added):
-            asm.emit("sub", register, LINE * y.vectors)
+        self._move_y(-LINE * y.vectors)
 
     def _transpose(self) -> None:
         """Transpose the sums of 64 positions by 16 rows of W, from `_TILE_SUMS` on."""

@@ -102,10 +102,14 @@ class ByteRounding(NamedTuple):
 
     def round(self, asm: Assembler, value: Register, x: Register | Memory) -> None:
         """value = x rounded to int32, which may lie below 0 or above 255."""
-        asm.emit("vmulps", value, self.reciprocal, x)
+        self.scale(asm, value, x)
         asm.emit("vminps", value, value, self.largest)
         asm.emit("vcvtps2dq", value, value)
         asm.emit("vpaddd", value, value, self.zero_point)
+
+    def scale(self, asm: Assembler, value: Register, x: Register | Memory) -> None:
+        """value = x over its scale."""
+        asm.emit("vmulps", value, self.reciprocal, x)
 
     def store(self, asm: Assembler, into: Memory, value: Register, x: Register) -> None:
         """Store x as 16 bytes, or the bytes of the mask of `into`. Clobbers `value`."""
@@ -127,7 +131,6 @@ class ByteRounding(NamedTuple):
         asm.emit("vpackuswb", low, low, low)
         store_bytes(asm, into, value, count)
 
-
     def store_four(
         self,
         asm: Assembler,
@@ -145,6 +148,16 @@ class ByteRounding(NamedTuple):
         pack_to_bytes(asm, parts, signed=False)
         asm.emit("vpermd", parts[0], order, parts[0])
         asm.emit("vmovdqu", into, parts[0])
+
+
+class DividingRounding(ByteRounding):
+    """The same with the scale in place of 1 over it: x is divided, as ONNX does."""
+
+    def scale(self, asm: Assembler, value: Register, x: Register | Memory) -> None:
+        if isinstance(x, Memory):
+            asm.emit("vmovups", value, x)
+            x = value
+        asm.emit("vdivps", value, x, self.reciprocal)
 
 
 _STORES = {16: "vmovdqu", 8: "vmovq", 4: "vpextrd", 2: "vpextrw", 1: "vpextrb"}

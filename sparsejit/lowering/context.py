@@ -151,6 +151,8 @@ class Lowering:
         self._arrays: dict[Value, View] = {}  # of constants, made when they are first read
         self._later: dict[Value, Callable[[], View]] = {}
         self.byte_images: dict[tuple[Value, Quantisation], ByteImage] = {}
+        # Images in bytes by x and the scale and zero point that the call computes.
+        self.call_images: dict[tuple[Value, ...], tuple[View, BytePlanes]] = {}
         self.byte_fours: dict[View, View] = {}  # copies of images with their channels by four
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)

@@ -9,6 +9,7 @@
     joins_samples      one product for the columns of all samples, or one for each sample
     takes_int8         int8 or float32, for a quantised convolution of float32 images
     takes_bytes        bytes to bytes, or floats with rounding between convolutions
+    takes_sums         bytes to sums in float32, or float32, for steps that a call computes
 
 Windows are read by weights as code, by a loop over channels with all weights, or by Winograd's
 algorithm. Where code is so long that it comes from beyond L2, gathered columns may be cheaper.
@@ -372,6 +373,18 @@ def takes_int8(work: QuantisedWork) -> bool:
 def takes_bytes(work: QuantisedWork) -> bool:
     """Whether a convolution is faster from bytes to bytes than between floats with rounding."""
     return choose("images", IMAGE_ELEMENTS, work).name == BYTES
+
+
+SUMS = "bytes to sums"
+SUM_ELEMENTS: tuple[TableRow[QuantisedWork, float], ...] = (
+    TableRow(FLOATS, lambda work: work.x_shape[0] * _float_ns(work)),
+    TableRow(SUMS, lambda work: work.bytes_ns, lambda work: isfinite(work.bytes_ns)),
+)
+
+
+def takes_sums(work: QuantisedWork) -> bool:
+    """Whether a convolution by steps of the call is faster in bytes than in float32."""
+    return choose("sums", SUM_ELEMENTS, work).name == SUMS
 
 
 def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:

@@ -250,6 +250,7 @@ class QuadWork:
 
     adds: whether y gets an operand.
     looked_up: as in `QuadCounts`.
+    to_sums: whether y is sums in float32.
     """
 
     matrix: SparseMatrix
@@ -258,6 +259,7 @@ class QuadWork:
     adds: bool
     target: Target
     looked_up: float = 0.0
+    to_sums: bool = False
 
 
 def order_of_taps(matrix: SparseMatrix) -> npt.NDArray[np.int64]:
@@ -370,7 +372,7 @@ _BY_TAPS = [QuadForm(1, fours=True, paired=paired, by_taps=True) for paired in (
 
 def _has_code(form: QuadForm, work: QuadWork) -> bool:
     is_window = len(work.windows.taps) > 1 and work.matrix.in_features <= MOST_INPUTS
-    if form.by_taps and not (work.target.isa == "avx2" and is_window):
+    if form.by_taps and (work.target.isa != "avx2" or not is_window or work.to_sums):
         return False
     if work.target.isa == "avx2":
         return form.paired != work.target.has(_AVX_VNNI) and form.together == 1
@@ -388,7 +390,12 @@ QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = (
         )
         for form in (*_WIDE, *_TILES, *_NARROW, *_BY_TAPS)
     ),
-    TableRow("inputs by two, rows in turn", _pairs, partial(_has_code, _BY_ROW), emitter=_BY_ROW),
+    TableRow(
+        "inputs by two, rows in turn",
+        _pairs,
+        lambda work: _has_code(_BY_ROW, work) and not work.to_sums,
+        emitter=_BY_ROW,
+    ),
 )
 
 

@@ -80,10 +80,16 @@ def _integer_product(grow: OnnxGrowing) -> None:
 
 
 def _integer_conv(grow: OnnxGrowing) -> None:
-    x = grow.input(_bytes(grow, (2, 3, 6, 5), "uint8"))
-    kernel = kernel_of(grow, (6, 5))
+    kernel, shape = kernel_of(grow, (6, 5)), (2, 3, 6, 5)
     weights = grow.fixed(_bytes(grow, (4, 3, *kernel), grow.draw.choice(_BYTES)))
-    zeros = [grow.fixed(np.asarray(3, np.uint8))][: grow.flag()]
+    if grow.flag():
+        made = grow.add("DynamicQuantizeLinear", [grow.input(grow.array(shape, np.float32))], 3)
+        if not made:
+            return
+        x, zeros = made[0], made[2:]
+    else:
+        x = grow.input(_bytes(grow, shape, "uint8"))
+        zeros = [grow.fixed(np.asarray(3, np.uint8))][: grow.flag()]
     made = grow.add("ConvInteger", [x, weights, *zeros], **windows(grow, (6, 5), kernel))
     if made and grow.flag():
         grow.add("Cast", made, to=1)
@@ -187,6 +193,36 @@ def _product_to_float(grow: OnnxGrowing) -> None:
     grow.add(f"{MICROSOFT}.MatMulIntegerToFloat", operands)
 
 
+def _quantised_choice(grow: OnnxGrowing) -> None:
+    dtype, shape = grow.draw.choice(_BYTES), grow.shape(1, 3)
+    condition = grow.input(grow.array(shape, np.bool_))
+    a, b = _steps(grow, shape, dtype), _steps(grow, grow.broadcasting(shape), dtype)
+    grow.add(f"{MICROSOFT}.QLinearWhere", [condition, *a, *b, *_out(grow, dtype, 0.05, 0.3)])
+
+
+def _as_microsoft(name: str) -> Maker:
+    def make(grow: OnnxGrowing) -> None:
+        dtype, shape = grow.draw.choice((*_BYTES, "uint16", "int16")), grow.shape(1, 3)
+        scale, zero = _scale(grow), grow.fixed(np.asarray(grow.draw.choice((0, 3)), dtype))
+        is_back = name == "DequantizeLinear"
+        x = _bytes(grow, shape, dtype) if is_back else grow.array(shape, np.float32)
+        grow.add(f"{MICROSOFT}.{name}", [grow.input(x), scale, zero])
+
+    return make
+
+
+def _quantised_embedding(grow: OnnxGrowing) -> None:
+    words, width = grow.numbers.integers(0, 4, (2, 3)).astype(np.int32), 8
+    shapes = (5, width), (3, width), (2, width), (width,), (width,)
+    held = [grow.fixed(_bytes(grow, shape, "uint8")) for shape in shapes]
+    scales = [_scale(grow) for _ in held]
+    zeros = [grow.fixed(np.asarray(grow.draw.choice((0, 3)), np.uint8)) for _ in held]
+    segments = grow.input(grow.numbers.integers(0, 2, (2, 3)).astype(np.int32))
+    mask = grow.input(np.ones((2, 3), np.int32))
+    operands = [grow.input(words), segments, *held, mask, *scales, *zeros]
+    grow.add(f"{MICROSOFT}.QEmbedLayerNormalization", operands, 2)
+
+
 _POOLS = ("QLinearAveragePool", "QLinearGlobalAveragePool")
 _QUANTISED = (*_POOLS, "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax")
 ROWS: dict[str, Maker] = {
@@ -203,4 +239,7 @@ ROWS: dict[str, Maker] = {
     **{f"{MICROSOFT}.{name}": _quantised_pair(name) for name in ("QLinearAdd", "QLinearMul")},
     **{f"{MICROSOFT}.{name}": _quantised_function(name) for name in _QUANTISED},
     f"{MICROSOFT}.QLinearConcat": _quantised_concat,
+    f"{MICROSOFT}.QLinearWhere": _quantised_choice,
+    f"{MICROSOFT}.QEmbedLayerNormalization": _quantised_embedding,
+    **{f"{MICROSOFT}.{n}": _as_microsoft(n) for n in ("DequantizeLinear", "QuantizeLinear")},
 }

@@ -20,7 +20,12 @@ from sparsejit.ir.ops.columns import (
     RowNorm,
     ScaledColumns,
 )
-from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.convolution import (
+    Convolution,
+    DynamicConvolution,
+    Pooling,
+    PoolingKind,
+)
 from sparsejit.ir.ops.forest import Contributions, Forest
 from sparsejit.ir.ops.int8_columns import (
     ByteAttention,
@@ -193,6 +198,13 @@ CASES = [
         Convolution((2,), (1,), (1,), transposed=True, output_padding=(1,)),
         *(floats(2, 3, 5), floats(3, 4, 3)),
         constants=1,
+    ),
+    case(
+        DynamicConvolution((2, 1), (1, 0), (1, 2)),
+        *(floats(2, 3, 7, 8), number(0.02), number(100.0)),
+        whole(*range(-126, 126, 7)).reshape(2, 3, 3, 2).astype(np.float32),
+        constants=1,
+        needs="avx512_vnni",
     ),
     case(
         Pooling(PoolingKind.AVERAGE, (2, 2), (2, 2), ((0, 1), (0, 0)), (1, 1), False),

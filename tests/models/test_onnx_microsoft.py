@@ -212,6 +212,30 @@ CASES = [
          lambda x, sx, zx, s, z: quantised(held(x, sx, zx).mean(axis=(2, 3), keepdims=True), s, z),
          {"channels_last": 0},
          atol=1),
+    Case("QLinearWhere",
+         (RANDOM.random((3, 8)) < 0.5, *BYTES, steps(8), scale(0.03), zero(90), scale(0.05),
+          zero(128)), (0, 1, 4),
+         lambda c, a, sa, za, b, sb, zb, s, z: quantised(
+             np.where(c, held(a, sa, za), held(b, sb, zb)), s, z),
+         atol=1),
+    *(
+        Case("QuantizeLinear", (3 * floats(3, 8), scale(0.02), zero(100, dtype)), 1, quantised,
+             atol=0)
+        for dtype in ("uint8", "int8", "uint16", "int16")
+    ),
+    *(
+        Case("DequantizeLinear", (steps(3, 8, dtype=dtype), scale(0.02), zero(100, dtype)), 1, held)
+        for dtype in ("uint8", "int8", "uint16", "int16")
+    ),
+    Case("DequantizeLinear",
+         (steps(3, 8), np.abs(floats(3)), np.array([3, 100, 7], np.uint8)), 1,
+         lambda x, s, z: held(x, s[:, None], z[:, None]), {"axis": 0}),
+    Case("QEmbedLayerNormalization",
+         (RANDOM.integers(0, 9, (2, 5)).astype(np.int32), RANDOM.integers(0, 2, (2, 5)).astype(
+             np.int32), steps(9, 8), steps(12, 8), steps(2, 8), steps(8), steps(8), MASK,
+          *(scale(0.01 * n) for n in range(1, 6)), *(zero(20 * n) for n in range(1, 6))), 2,
+         lambda words, segments, w, p, s, g, b, mask, *rest: embedded(
+             words, segments, *map(held, (w, p, s, g, b), rest[:5], rest[5:]), mask)[:2]),
     Case("QLinearConcat",
          (scale(0.05), zero(128), *BYTES, steps(3, 8), scale(0.03), zero(90)), (2, 5),
          lambda s, z, a, sa, za, b, sb, zb: quantised(

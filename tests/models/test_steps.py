@@ -525,7 +525,8 @@ WITH_RULES = {
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
     *("ColumnProducts", "Contributions", "JoinedColumns", "PowerColumns", "RowNorm"),
-    *("Distances", "DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
+    *("Distances", "DoubleProduct", "Draw", "DynamicConvolution"),
+    *("EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PiecewiseColumns", "PlacedRows"),
     *("Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),

@@ -21,6 +21,9 @@ from sparsejit.frontends.onnx.reading import STANDARD_DOMAINS
 if TYPE_CHECKING:
     from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
 
+_MICROSOFT = "com.microsoft"
+
+
 class _Replacement:
     """Nodes in place of one node, whose name and attributes go to the operator among them."""
 
@@ -109,9 +112,33 @@ def _concatenation(row: _Replacement) -> list[NodeProto]:
     return row.finish("Concat", parts, 0, 1)
 
 
+def _choice(row: _Replacement) -> list[NodeProto]:
+    return row.finish("Where", [row.input(0), row.floats(1, 2, 3), row.floats(4, 5, 6)], 7, 8)
+
+
+def _as_standard(row: _Replacement) -> list[NodeProto]:
+    """The operator of that name and meaning of ONNX's own."""
+    return row.finish(row.node.op_type, row.inputs, len(row.inputs), len(row.inputs))
+
+
+def _embedding(row: _Replacement) -> list[NodeProto]:
+    """EmbedLayerNormalization, whose tables and norm are bytes, each with a scale and zero point.
+
+    Operands 2 to 6 are the bytes, 8 to 12 their scales, 13 to 17 their zero points.
+    """
+    held = [row.floats(n, n + 6, n + 11) if row.input(n) else "" for n in range(2, 7)]
+    operands = [row.input(0), row.input(1), *held, row.input(7)]
+    made = row.finish("EmbedLayerNormalization", operands, len(row.inputs), 0)
+    made[-1].domain = _MICROSOFT
+    made[-1].output.extend(row.node.output[1:])
+    return made
+
+
 EXPANSIONS: Mapping[str, Callable[[_Replacement], list[NodeProto]]] = {
     "QLinearConv": _convolution,
     "QLinearMatMul": _product,
+    "com.microsoft.DequantizeLinear": _as_standard,
+    "com.microsoft.QEmbedLayerNormalization": _embedding,
     "com.microsoft.QGemm": _gemm,
     "com.microsoft.QLinearAdd": partial(_of_two, "Add"),
     "com.microsoft.QLinearAveragePool": partial(_of_one, "AveragePool"),
@@ -121,6 +148,8 @@ EXPANSIONS: Mapping[str, Callable[[_Replacement], list[NodeProto]]] = {
     "com.microsoft.QLinearMul": partial(_of_two, "Mul"),
     "com.microsoft.QLinearSigmoid": partial(_of_one, "Sigmoid"),
     "com.microsoft.QLinearSoftmax": partial(_of_one, "Softmax"),
+    "com.microsoft.QLinearWhere": _choice,
+    "com.microsoft.QuantizeLinear": _as_standard,
 }
 
 

@@ -28,7 +28,7 @@ _MOST_SAYING, _MOST_SCALES = 1024, 8
 _MOST_AXES = 64  # of numpy's arrays
 Sizes = tuple[int | None, ...]
 # The package does not compute earlier versions of these, which do the same for fewer dtypes.
-_AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
+_AS_OF = {"DequantizeLinear": 21, "QuantizeLinear": 21}
 # Operators whose sizes the package infers wrongly: with ceil_mode, before opset 22, it counts a
 # last window that begins in the padding; it takes an STFT, by default one-sided, for two-sided.
 _SIZED_OTHERWISE = ("AveragePool", "MaxPool", "STFT")

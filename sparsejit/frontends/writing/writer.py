@@ -79,6 +79,8 @@ class Writer:
         self.orders: set[Value] = set()
         # The least and the largest number that quantised values may hold.
         self.limits: dict[Value, tuple[int, int]] = {}
+        # Values in steps that a call computes: what they were, the scale and the zero point.
+        self.dynamic_steps: dict[Value, tuple[Value, Value, Value]] = {}
         self._producers: Producers = {}
         self._held = HeldNumbers(self.builder, self._dtypes, self._producers)
 

@@ -241,6 +241,51 @@ class Convolution(Operator):
         return _at(y, inside).reshape(batch, -1, *spatial)
 
 
+@dataclass(frozen=True)
+class DynamicConvolution(Operator):
+    """Sums of products of whole numbers: a convolution of x in steps that the call computes.
+
+        q = clip(round(x / scale) + zero, 0, 255)        y = convolution of q - zero by W
+
+    x is (batch, in, *spatial), W (out, in, *kernel) has whole numbers of at most 127. Sums are
+    exact before they are float32.
+
+    Attributes:
+        stride: positions from window to window, for each spatial axis
+        padding: zeros before and after each spatial axis of q - zero
+        dilation: positions from tap to tap, for each spatial axis
+    """
+
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+
+    types: ClassVar[str] = (
+        "x float32 [batch, in, *space], scale float32 [], zero float32 [], "
+        "weights float32 [out, in, *kernel] -> float32 [batch, out, *positions]"
+    )
+    needs: ClassVar[str] = Convolution.needs
+    mixing: ClassVar[str] = Convolution.mixing
+
+    def __post_init__(self) -> None:
+        _check_axes(self, len(self.stride), self.padding, self.dilation)
+        _check_sizes(self, 1, self.stride, self.dilation)
+        _check_sizes(self, 0, self.padding)
+
+    @property
+    def windows(self) -> Convolution:
+        """The convolution of q - zero by W, in float32."""
+        return Convolution(self.stride, self.padding, self.dilation)
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return self.windows.sizes_of(bound)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, scale, zero, weights = operands
+        steps = np.rint(np.float32(x) / np.float32(scale)) + zero
+        return self.windows.reference(np.clip(steps, 0, 255) - zero, weights)
+
+
 def _rounded(y: Array, steps: Quantisation | None) -> Array:
     return y if steps is None else on_steps(y, steps.scale, steps.zero_point)
 

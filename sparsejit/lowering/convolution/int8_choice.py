@@ -5,22 +5,37 @@ on the values that the integers of x stand for:
 
     y = conv[int8](x, W, b)      ->      q = (clip(round(x / scale) + shift) - shift) * scale
                                          y = conv(q, W, b)
+
+    y = conv[x / scale, zero](x, W)  ->  q = clip(round(x / scale) + zero) - zero
+                                         y = conv(q, W)
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite, prod
 
+import numpy as np
+
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.convolution import (
+    Convolution,
+    DynamicConvolution,
+    Pooling,
+    PoolingKind,
+)
+from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Origin, Value
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.convolution.depthwise import is_depthwise, sample_counts
 from sparsejit.lowering.convolution.filters import filter_matrix
-from sparsejit.lowering.convolution.int8_convolutions import byte_product_ns, takes_byte_columns
+from sparsejit.lowering.convolution.int8_convolutions import (
+    as_floats,
+    byte_product_ns,
+    takes_byte_columns,
+)
 from sparsejit.lowering.convolution.windows import window_image
 from sparsejit.passes.int8_columns import byte_columns
 from sparsejit.passes.int8_layers import byte_layers
@@ -33,8 +48,10 @@ from sparsejit.planner.convolution_plan import (
     QuantisedWork,
     takes_bytes,
     takes_int8,
+    takes_sums,
 )
-from sparsejit.planner.int8_plan import fills_vectors, has_quads
+from sparsejit.planner.int8_plan import fills_vectors, has_quads, price_copy
+from sparsejit.planner.kernels import OTHER_KERNELS
 
 
 def with_cheapest_convolutions(
@@ -48,6 +65,11 @@ def with_cheapest_convolutions(
 
     def rule(site: Site) -> Sequence[Value] | None:
         op = site.op
+        if isinstance(op, DynamicConvolution):
+            about(site.output.origin.layer)
+            if _takes_sums(low, Node(op, site.inputs, site.outputs)):
+                return None
+            return _dynamic_in_floats(site, op)
         if not isinstance(op, Convolution) or op.dtype is not DType.INT8:
             return None
         if op.rounding is not None:
@@ -112,6 +134,20 @@ def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
     return (site.one(plain, rounded, *others),)
 
 
+def _dynamic_in_floats(site: Site, op: DynamicConvolution) -> Sequence[Value]:
+    """The convolution in float32 of x in steps of the call, minus their zero point."""
+    x, scale, zero, weights = site.inputs
+    bounds = [site.constant(np.array(number, np.float32), Origin("step")) for number in (0, 255)]
+    origin = replace(x.origin, module=site.output.origin.module)
+
+    def step(kind: str, *operands: Value) -> Value:
+        return site.one(Pointwise(kind), *operands, origin=origin)
+
+    steps = step("add", step("round", step("div", x, scale)), zero)
+    kept = step("minimum", step("maximum", steps, bounds[0]), bounds[1])
+    return (site.one(op.windows, step("sub", kept, zero), weights),)
+
+
 def _is_in_steps(site: Site, x: Value, steps: Quantisation) -> bool:
     """Whether x is a convolution's result in these steps, or max pooling of such a result."""
     node = site.producer(x)
@@ -127,6 +163,17 @@ def _takes_int8(low: Lowering, node: Node) -> bool:
     op = node.op
     assert isinstance(op, Convolution)
     return not op.transposed and takes_int8(_work(low, node))
+
+
+def _takes_sums(low: Lowering, node: Node) -> bool:
+    """Whether a convolution by steps of the call has code from bytes to sums and is faster so."""
+    op, plain = node.op, as_floats(node)
+    assert isinstance(op, DynamicConvolution)
+    if not OTHER_KERNELS["quads"].made_for(low.target, DType.INT8):
+        return False
+    rounding = price_copy(2 * node.inputs[0].type.bytes, low.target).ns
+    bytes_ns = byte_product_ns(low, plain) + rounding
+    return takes_sums(replace(_work(low, plain), bytes_ns=bytes_ns, rounds=True))
 
 
 def _takes_bytes(low: Lowering, node: Node) -> bool:

@@ -238,7 +238,7 @@ def lower_channel_means(low: Lowering, node: Node) -> None:
         emit_channel_means(asm, image.planes, in_bytes(op.steps))
 
     moved = image.planes.bytes
-    low.add(copy_step(low, "byte-means", node.output.origin, (image.view, y), moved, emit))
+    low.add(copy_step(low, "byte-means", node.output.origin, ((image.view,), y), moved, emit))
 
 
 @lowers(ScaledChannels)

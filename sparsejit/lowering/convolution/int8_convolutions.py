@@ -1,9 +1,10 @@
-"""Convolutions and max pooling of bytes to bytes.
+"""Convolutions and max pooling of bytes to bytes, and convolutions of bytes to sums in float32.
 
     lower_byte_depthwise     convolutions by channel
     ends_of                  epilogues: scales, biases and rounding of each row's sums
     lower_byte_convolution   all other convolutions: `int8_convolution` over the image or its phases
     lower_byte_pooling       max pooling
+    lower_dynamic            convolutions by a scale and zero point of the call, to float32
     takes_byte_columns       whether a linear layer is computed as a convolution of its columns
 
 The steps of `lower_byte_convolution`:
@@ -12,7 +13,7 @@ The steps of `lower_byte_convolution`:
 """
 
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf, isfinite, prod
 
 import numpy as np
 
@@ -39,19 +40,21 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     ChannelFours,
     windows_of,
 )
-from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
+from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue, SumEpilogue
 from sparsejit.asm_templates.convolution.int8_row_pairs import emit_row_pairs, pair_rows
 from sparsejit.asm_templates.convolution.int8_tables import TableParts
 from sparsejit.asm_templates.convolution.int8_tap_pairs import emit_tap_pairs, has_room, pair_taps
 from sparsejit.asm_templates.convolution.int8_taps import TapFours, in_order, tap_fours
 from sparsejit.asm_templates.convolution.int8_tiles import emit_tiles
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
+from sparsejit.errors import CompileError
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.convolution import Convolution, RoundedResult
+from sparsejit.ir.ops.convolution import Convolution, DynamicConvolution, RoundedResult
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatMul, MatVec, Quantisation
-from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.ir.values import Value
+from sparsejit.lowering.context import ByteImage, Lowering, lowers
 from sparsejit.lowering.convolution.depthwise import node_axes
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.int8_images import (
@@ -61,11 +64,12 @@ from sparsejit.lowering.convolution.int8_images import (
     by_taps,
     byte_view,
     bytes_of,
+    call_bytes,
     check_bytes,
     copied,
     copy_step,
 )
-from sparsejit.lowering.memory.storage import View, cut
+from sparsejit.lowering.memory.storage import Buffer, View, cut
 from sparsejit.lowering.products.linear import with_x_steps
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.cost import Cost
@@ -96,7 +100,8 @@ def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
         planes = gaps_for(*axes, image.planes)
         rows, columns = (BytePhase(0, 1, count) for count in (planes.rows, planes.columns))
         whole = ByteWindows(planes, (rows,), (columns,), (0,))
-        x = copied(low, node, image, whole, image.steps.zero_point + ZERO)
+        gap = image.steps.zero_point + ZERO
+        x = copied(low, node, (image.view, image.planes), whole, gap)
         windows = byte_channel_windows(planes, shape, *axes)
     assert windows is not None
     matrix = _taps(low, node)
@@ -198,6 +203,13 @@ def ends_of(
     return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
 
 
+def _ends_of_sums(matrix: SparseMatrix) -> np.ndarray:
+    """The numbers of rows whose results are sums: the sum of weights, negated, as the bias."""
+    integers, _ = quantised_nonzeros(matrix)
+    sums = integers.sums_by_row(integers.values)
+    return np.stack([np.ones(len(sums)), -sums, np.zeros(len(sums))], axis=1).astype(np.float32)
+
+
 def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
     zero, cut = rounding.result.zero_point + ZERO, rounding.read
     least = cut.zero_point + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
@@ -255,6 +267,53 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     bind_image(low, node.output, ByteImage(result, y, op.rounding.result))
 
 
+@lowers(DynamicConvolution)
+def lower_dynamic(low: Lowering, node: Node) -> None:
+    """Append the steps of a convolution whose scale and zero point a call computes.
+
+    Raises CompileError if the target has no code for it.
+    """
+    check_bytes(low, node, "quads")
+    (value, scale, zero, _), plain_node = node.inputs, as_floats(node)
+    assert isinstance(plain_node.op, Convolution)
+    if not isfinite(byte_product_ns(low, plain_node)):
+        raise CompileError(
+            f"{node.output.origin.name} has windows with a stride of {max(plain_node.op.stride)} "
+            "in bytes, for which there is no code; use dtype='float32'"
+        )
+    x, planes = call_bytes(low, value, (scale, zero))
+    gap, axes = low.view(zero), node_axes(plain_node)
+    windows = windows_of(planes, *axes)
+    if not windows.in_place:
+        x = copied(low, node, (x, planes), windows, gap)
+    y, matrix = _result_planes(node, windows), _plain_filters(low, plain_node)[0]
+    target = low.options.planner.beside(matrix).target
+    work = QuadWork(matrix, windows, y, False, target, to_sums=True)
+    form: QuadForm = plan_quads(work).row.emitter
+    if form.fours:
+        fours = ChannelFours(windows.planes, windows.phases)
+        x = by_fours(low, x, fours, gap, node.output.origin)
+    result = _float_view(y, node.output)
+    product = _Product(plain_node, windows, None, form, y, (x, gap), result, 0, y.channels)
+    low.add(_step(low, product))
+    low.bind(node.output, result)
+
+
+def as_floats(node: Node) -> Node:
+    """The convolution of x minus its zero point in float32, as if x were that already."""
+    x, _, _, weights = node.inputs
+    assert isinstance(node.op, DynamicConvolution)
+    return Node(node.op.windows, (x, weights), node.outputs)
+
+
+def _float_view(planes: BytePlanes, value: Value) -> View:
+    """A new buffer for a value in float32, whose positions lie as the bytes of planes do."""
+    of_bytes = planes.strides if len(value.shape) > 3 else (planes.sample, planes.channel, 1)
+    size = SumEpilogue.element_bytes
+    strides = tuple(size * stride for stride in of_bytes)
+    return View(Buffer(size * planes.samples * planes.sample), value.type, strides)
+
+
 def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> bool:
     """Append max pooling of an image in bytes; return False if there is no such image or code."""
     images = [each for (value, _), each in low.byte_images.items() if value is node.inputs[0]]
@@ -271,7 +330,7 @@ def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> 
 
     result = byte_view(y)
     moved = len(windows.taps) * y.bytes
-    low.add(copy_step(low, "byte-pooling", node.output.origin, (x, result), moved, emit))
+    low.add(copy_step(low, "byte-pooling", node.output.origin, ((x,), result), moved, emit))
     bind_image(low, node.output, ByteImage(result, y, image.steps))
     return True
 
@@ -288,7 +347,7 @@ def _windows(
     windows = windows_of(image.planes, *over, fits)
     if windows.in_place:
         return windows, image.view
-    return windows, copied(low, node, image, windows, gap)
+    return windows, copied(low, node, (image.view, image.planes), windows, gap)
 
 
 def _result_planes(node: Node, windows: ByteWindows) -> BytePlanes:
@@ -301,16 +360,21 @@ def _added(low: Lowering, node: Node, image: ByteImage, y: BytePlanes) -> View:
     if image.planes == y:
         return image.view
     rows, columns = (BytePhase(0, 1, count) for count in (y.rows, y.columns))
-    return copied(low, node, image, ByteWindows(y, (rows,), (columns,), (0,)), 0)
+    whole = ByteWindows(y, (rows,), (columns,), (0,))
+    return copied(low, node, (image.view, image.planes), whole, 0)
 
 
 @dataclass(frozen=True)
 class _Product:
-    """Output channels `first` up to `end` of a node, with their operands and result planes."""
+    """Output channels `first` up to `end` of a node, with their operands and result planes.
+
+    x: its scale and zero point; None if the call computes these, and the results are sums in
+        float32. The second of `reads` is that zero point then, else an operand that is added.
+    """
 
     node: Node
     windows: ByteWindows
-    x: Quantisation
+    x: Quantisation | None
     form: QuadForm
     y: BytePlanes
     reads: tuple[View, ...]
@@ -329,10 +393,15 @@ class _Product:
         """The planes of these output channels."""
         return replace(self.y, channels=self.end - self.first)
 
+    @property
+    def adds(self) -> bool:
+        """Whether an operand is added."""
+        return self.x is not None and len(self.reads) > 1
+
     def some(self, first: int, end: int) -> "_Product":
         """The product of some of the output channels."""
-        x, *added = self.reads
-        reads = x, *(view.sliced(1, first, end) for view in added)
+        x, *others = self.reads
+        reads = x, *(view.sliced(1, first, end) if self.adds else view for view in others)
         into = self.result.sliced(1, first, end)
         return replace(self, reads=reads, result=into, first=first, end=end)
 
@@ -341,11 +410,18 @@ class _Product:
         matrix, each = _plain_filters(low, self.node)
         matrix, bias = matrix.rows(self.first, self.end), each.bias
         bias = None if bias is None else bias[self.first : self.end]
-        epilogue, ends = ends_of(matrix, bias, self.op, self.x)
+        epilogue: ByteEpilogue | SumEpilogue
+        if self.x is None:
+            epilogue, ends = SumEpilogue(), _ends_of_sums(matrix)
+        else:
+            epilogue, ends = ends_of(matrix, bias, self.op, self.x)
         integers, _ = quantised_nonzeros(matrix)
         windows, form = self.windows, self.form
-        target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
-        work = QuadWork(matrix, windows, self.part, adds, target, _looked_up(epilogue))
+        target = low.options.planner.beside(matrix).target
+        looked_up = _looked_up(epilogue) if isinstance(epilogue, ByteEpilogue) else 0.0
+        work = QuadWork(
+            matrix, windows, self.part, self.adds, target, looked_up, to_sums=self.x is None
+        )
         cost = plan_quads(work, form).price.cost
         if self.taps is not None:
             windows, integers = self.taps.windows, in_order(integers, self.taps.order)
@@ -353,12 +429,13 @@ class _Product:
         places = windows.places(QUAD // form.offsets)
         before = -min(0, int(places.min()))
         if form.by_row:
+            assert isinstance(epilogue, ByteEpilogue)
             between = windows.planes, self.part
             is_first = self.first == 0
             return matrix, pair_rows(
                 integers, places, between, ends, epilogue, is_first=is_first
             ), cost
-        where = places + before, self.y.channel
+        where = places + before, epilogue.element_bytes * self.y.channel
         stream = quad_stream(integers, *where, ends, form, len(windows.taps))
         ways = stream, epilogue, form, windows.met_bytes, self.first == 0
         return matrix, LoweredQuads(x, self.part, before, *ways), cost
@@ -417,8 +494,9 @@ def _facts(
         four = "four inputs side by side"
     if form.by_row:
         four = "two inputs"
+    made = "sums" if product.x is None else "bytes"
     return Facts(
-        f"bytes to bytes, {four} of {rows} at a time, bound by {cost.bound}",
+        f"bytes to {made}, {four} of {rows} at a time, bound by {cost.bound}",
         predicted_ns=cost.ns,
         nnz=matrix.nnz,
         weights=weights,

@@ -1,9 +1,11 @@
 """Images in bytes between layers: convert floats to bytes, and bytes back to floats."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from sparsejit.asm_templates.convolution.int8_conversions import (
     ByteQuantisation,
+    CallSteps,
     FloatRows,
     emit_phases,
     emit_to_bytes,
@@ -13,6 +15,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     BytePlanes,
     ByteWindows,
     ChannelFours,
+    Gap,
     emit_fours,
 )
 from sparsejit.asm_templates.convolution.int8_taps import TapFours, emit_tap_fours
@@ -27,6 +30,7 @@ from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.int8_plan import copy_cost, fours_cost
 from sparsejit.planner.kernels import OTHER_KERNELS, kernel_name
 from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, rcx, rdx
 
 # The element type of bytes in the memory plan: it has one byte.
 _BYTE = Element.BOOL
@@ -49,7 +53,25 @@ def byte_view(planes: BytePlanes) -> View:
     return View(Buffer(planes.bytes), TensorType(shape, _BYTE), planes.strides, planes.before)
 
 
-def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Origin) -> View:
+# A byte around images: a number, or the view of a number that a call computes.
+ViewedGap: TypeAlias = int | View
+
+
+def _reads(x: View, gap: ViewedGap) -> tuple[View, ...]:
+    return (x,) if isinstance(gap, int) else (x, gap)
+
+
+def _pointed(asm: Assembler, at: Locations, gap: ViewedGap) -> Gap:
+    """The gap as templates take it, after code that points rdx at it where it is a view."""
+    if isinstance(gap, int):
+        return gap
+    at.reads[1].point(asm, rdx)
+    return Memory(rdx)
+
+
+def by_fours(
+    low: Lowering, x: View, fours: ChannelFours, gap: ViewedGap, origin: Origin
+) -> View:
     """A copy of byte planes with channels interleaved by four; made once for all readers.
 
     Bytes around the image are `gap`.
@@ -58,9 +80,9 @@ def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Orig
 
         def emit(asm: Assembler, at: Locations) -> None:
             at.point(asm)
-            emit_fours(asm, fours, gap)
+            emit_fours(asm, fours, _pointed(asm, at, gap))
 
-        low.byte_fours[x] = _fours_step(low, x, fours, origin, emit)
+        low.byte_fours[x] = _fours_step(low, _reads(x, gap), fours, origin, emit)
     return low.byte_fours[x]
 
 
@@ -71,17 +93,17 @@ def by_taps(low: Lowering, x: View, taps: TapFours, origin: Origin) -> View:
         at.point(asm)
         emit_tap_fours(asm, taps)
 
-    return _fours_step(low, x, taps.y, origin, emit)
+    return _fours_step(low, (x,), taps.y, origin, emit)
 
 
 def _fours_step(
     low: Lowering,
-    x: View,
+    reads: tuple[View, ...],
     fours: ChannelFours,
     origin: Origin,
     emit: Callable[[Assembler, Locations], None],
 ) -> View:
-    """Append the step that copies x to fours; return the view that it writes."""
+    """Append the step that copies the first view to fours; return the view that it writes."""
     planes, each = fours.planes, fours.four
     shape = planes.samples, fours.sample // each, each
     into = View(
@@ -90,7 +112,7 @@ def _fours_step(
     cost = fours_cost(planes, low.target)
     moved = planes.bytes + fours.bytes
     facts = Facts("fours", predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved)
-    low.add(Step(kernel_name("fours", low.target), origin, (x,), (into,), emit, facts))
+    low.add(Step(kernel_name("fours", low.target), origin, reads, (into,), emit, facts))
     return into
 
 
@@ -111,9 +133,30 @@ def bytes_of(low: Lowering, value: Value, steps: Quantisation) -> ByteImage:
 
     moved = value.type.bytes + 2 * planes.bytes
     is_far = value in low.graph.inputs
-    low.add(copy_step(low, "to-bytes", value.origin, (x, image.view), moved, emit, is_far))
+    low.add(copy_step(low, "to-bytes", value.origin, ((x,), image.view), moved, emit, is_far))
     low.byte_images[value, steps] = image
     return image
+
+
+def call_bytes(low: Lowering, x: Value, steps: tuple[Value, Value]) -> tuple[View, BytePlanes]:
+    """The image of x in bytes by the scale and zero point of the call, rounded now if need be."""
+    if (x, *steps) not in low.call_images:
+        floats = low.view(x)
+        floats = floats if has_whole_rows(floats) else low.contiguous(x)
+        planes, rows = BytePlanes.plain(x.shape), FloatRows(*pitches(floats))
+        image = byte_view(planes)
+
+        def emit(asm: Assembler, at: Locations) -> None:
+            at.point(asm)
+            for place, register in zip(at.reads[1:], (rdx, rcx), strict=True):
+                place.point(asm, register)
+            emit_to_bytes(asm, rows, planes, CallSteps(Memory(rdx), Memory(rcx)))
+
+        moved, reads = x.type.bytes + 2 * planes.bytes, (floats, *map(low.view, steps))
+        is_far = x in low.graph.inputs
+        low.add(copy_step(low, "to-bytes", x.origin, (reads, image), moved, emit, is_far))
+        low.call_images[(x, *steps)] = image, planes
+    return low.call_images[(x, *steps)]
 
 
 def bind_image(low: Lowering, value: Value, image: ByteImage) -> None:
@@ -129,7 +172,7 @@ def bind_image(low: Lowering, value: Value, image: ByteImage) -> None:
             emit_to_floats(asm, image.planes, rows, in_bytes(image.steps))
 
         moved = value.type.bytes + image.planes.bytes
-        low.add(copy_step(low, "to-floats", value.origin, (image.view, y), moved, emit))
+        low.add(copy_step(low, "to-floats", value.origin, ((image.view,), y), moved, emit))
         return y
 
     low.bind_later(value, make)
@@ -144,31 +187,36 @@ def copy_step(
     low: Lowering,
     kernel: str,
     origin: Origin,
-    between: tuple[View, View],
+    between: tuple[tuple[View, ...], View],
     moved_bytes: int,
     emit: Callable[[Assembler, Locations], None],
     is_far: bool = False,
 ) -> Step:
-    """A step that reads one view and writes another, element by element.
+    """A step that writes a view, element by element, from the first of the views that it reads.
 
-    is_far: whether the view that it reads comes from beyond L2.
+    is_far: whether that view comes from beyond L2.
     """
-    x, y = between
+    reads, y = between
     cost = copy_cost(moved_bytes, low.target, is_far)
     facts = Facts(kernel, predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved_bytes)
-    return Step(kernel_name(kernel, low.target), origin, (x,), (y,), emit, facts)
+    return Step(kernel_name(kernel, low.target), origin, reads, (y,), emit, facts)
 
 
 def copied(
-    low: Lowering, node: Node, image: ByteImage, windows: ByteWindows, gap: int
+    low: Lowering,
+    node: Node,
+    image: tuple[View, BytePlanes],
+    windows: ByteWindows,
+    gap: ViewedGap,
 ) -> View:
     """Append a copy of an image to the planes that windows read; bytes around them are `gap`."""
+    x, planes = image
     into = byte_view(windows.planes)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
-        emit_phases(asm, image.planes, windows, gap)
+        emit_phases(asm, planes, windows, _pointed(asm, at, gap))
 
-    moved = image.planes.bytes + 2 * windows.planes.bytes
-    low.add(copy_step(low, "phases", node.output.origin, (image.view, into), moved, emit))
+    moved, between = planes.bytes + 2 * windows.planes.bytes, (_reads(x, gap), into)
+    low.add(copy_step(low, "phases", node.output.origin, between, moved, emit))
     return into

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.operators import quantisation
 from sparsejit.frontends.writing import (
@@ -16,7 +18,8 @@ from sparsejit.frontends.writing import (
     reductions,
 )
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.ops.convolution import PoolingKind
+from sparsejit.ir.ops.convolution import DynamicConvolution, PoolingKind
+from sparsejit.ir.spec import LARGEST_INT8
 from sparsejit.ir.values import Value
 from sparsejit.whole_numbers import ceil_div
 
@@ -74,14 +77,33 @@ def conv(write: Writer, call: Call) -> Value:
 def conv_integer(write: Writer, call: Call) -> Value:
     """A convolution of bytes minus their zero points, as floats."""
     rank = len(call.value(write, 0).shape)
-    x = quantisation.centred(write, call, 0, 2, 1, rank)
     weight = quantisation.centred(write, call, 1, 3, 0, rank)
     matrix = write.known(weight)
     terms = prod(weight.shape[1:])
     by_output = weight if matrix is None else write.constant(matrix.reshape(-1, terms).T, "taps")
     if not quantisation.sums_are_exact(write, call, by_output, terms):
         raise Unmapped(f"sums {terms} products of bytes, which float32 rounds; cast it to floats")
-    return _conv(write, call, x, weight, None)
+    found = _by_steps_of_the_call(write, call, weight)
+    if found is not None:
+        return found
+    return _conv(write, call, quantisation.centred(write, call, 0, 2, 1, rank), weight, None)
+
+
+def _by_steps_of_the_call(write: Writer, call: Call, weight: Value) -> Value | None:
+    """The sums, if x comes from DynamicQuantizeLinear and int8 holds the weights; else None."""
+    known, steps = write.known(weight), write.dynamic_steps.get(call.value(write, 0))
+    if known is None or steps is None or call.operand(2) is not steps[2]:
+        return None
+    fits = np.abs(known).max(initial=0) <= LARGEST_INT8
+    is_exact = quantisation.LARGEST_CENTRED * LARGEST_INT8 * prod(known.shape[1:]) < 1 << 31
+    widths, rank = _around(call, steps[0].shape[2:], known.shape[2:]), len(known.shape) - 2
+    is_even = all(before == after and before >= 0 for before, after in widths)
+    is_window = rank <= 2 and call.attribute("group", 1) == 1 and is_even
+    if not (fits and is_exact and is_window) or len(steps[0].shape) != rank + 2:
+        return None
+    strides, spans = (tuple(call.attribute(name) or [1] * rank) for name in _STEPS)
+    op = DynamicConvolution(strides, tuple(before for before, _ in widths), spans)
+    return write.one(op, *steps, weight)
 
 
 def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None) -> Value:

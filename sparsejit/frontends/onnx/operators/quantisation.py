@@ -3,7 +3,8 @@
 Layers between QuantizeLinear and DequantizeLinear are computed on the values that quantised numbers
 stand for. `passes/quantised_layers.py` makes int8 layers of products and convolutions of such
 values. MatMulInteger by known weights is such a layer at once (`product_of_bytes`): its scale is
-known in the call alone.
+known in the call alone. ConvInteger by known weights of values from DynamicQuantizeLinear is an
+operator of its own (`DynamicConvolution`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import arranging, products
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
+from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.spec import LARGEST_INT8
 from sparsejit.ir.values import Array, Value
 
 _STEPS = 255  # of uint8
+_DIFFERENCE = Pointwise("sub")  # of floats, whatever the model's dtypes
 
 # The largest byte minus its zero point; and float32 holds all whole numbers up to this one.
-_LARGEST_CENTRED, _WHOLE_IN_FLOAT32 = 255, 1 << 24
+LARGEST_CENTRED, _WHOLE_IN_FLOAT32 = 255, 1 << 24
 
 
 def quantize(write: Writer, call: Call) -> Value:
@@ -72,6 +75,7 @@ def dynamic_steps(write: Writer, x: Value) -> tuple[Value, Value, Value]:
     steps = f("add", f("round", f("div", x, scale_value)), zero_value)
     quantised = f.finish(f("minimum", f("maximum", steps, 0.0), float(_STEPS)))
     write.limits[quantised] = 0, _STEPS
+    write.dynamic_steps[quantised] = x, scale_value, zero_value
     return quantised, scale_value, zero_value
 
 
@@ -91,10 +95,10 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
         if isinstance(given, np.ndarray):
             return write.constant(given.astype(np.float32) - known, call.name(place))
         x = write.floats(call.value(write, place))
-        return write.pointwise("sub", x, known) if known.any() else x
+        return write.one(_DIFFERENCE, x, known) if known.any() else x
     one = write.floats(call.value(write, zero))
     wide = arranging.reshaped(write, one, shape if one.type.size > 1 else ())
-    return write.pointwise("sub", write.floats(call.value(write, place)), wide)
+    return write.one(_DIFFERENCE, write.floats(call.value(write, place)), wide)
 
 
 def centred_weights(write: Writer, call: Call, place: int, zero: int) -> Operand:
@@ -160,8 +164,8 @@ def sums_are_exact(write: Writer, call: Call, weights: Value, terms: int) -> boo
         return True
     known = write.known(weights)
     if known is None or known.ndim != 2:
-        return terms * _LARGEST_CENTRED**2 <= _WHOLE_IN_FLOAT32
-    largest = np.abs(known).sum(axis=0).max(initial=0) * _LARGEST_CENTRED
+        return terms * LARGEST_CENTRED**2 <= _WHOLE_IN_FLOAT32
+    largest = np.abs(known).sum(axis=0).max(initial=0) * LARGEST_CENTRED
     return bool(largest <= _WHOLE_IN_FLOAT32)
 
 
