@@ -97,7 +97,7 @@ _INT8_LACKS = (
 )
 
 
-# Losses of cores with AVX-512 that lack a set: dense layers and BERT-base on a Zen 4 core.
+# Losses of cores with AVX-512 that lack a set: dense layers and BERT-base, on a core that has it.
 _SHORT_LACKS = (
     ("avx512_bf16", "no AVX512-BF16: dense bfloat16 layers by float32, about 0.5 of their speed"),
 )
