@@ -132,8 +132,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     given, estimator = estimator, held(estimator)
     text = text_of(estimator)
     counted, texts = texts_of_columns(estimator)
-    if not texts:
-        counted = column_of_labels(estimator) if text is None else text.estimator
+    counted = column_of_labels(counted) if text is None else text.estimator
     first = chains_of(counted)[0][0]
     for chain in chains_of(counted):
         _check_kind(chain[-1], _KNOWN | _STEPS | REPLACED)
@@ -150,8 +149,8 @@ def read_estimator(estimator: Any) -> ReadEstimator:
             forests[id(chain[-1])] = _forest_of(chain)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
     is_column = type(estimator).__name__ in _OF_ONE_COLUMN
-    refuses_sparse = is_column or bool(texts)
-    left_out = LeftOut.REFUSED if refuses_sparse else left_out_of(chains, found.width)
+    is_dense = is_column or bool(texts)
+    left_out = LeftOut.REFUSED if is_dense else left_out_of(chains, found.width)
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
@@ -166,8 +165,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         is_column,
         None if texts else _required(estimator, features),
     )
-    if texts:
-        rules = _with_texts(rules, texts, estimator)
+    rules = _with_texts(rules, texts, estimator)
     if text is not None:
         _check_text(text.reader, rules, chains[0][-1])
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
@@ -198,6 +196,13 @@ def _with_texts(
     rules: EstimatorInput, texts: tuple[TextColumn, ...], estimator: Any
 ) -> EstimatorInput:
     """The rules for X of an estimator of X, counts and codes."""
+    if not texts:
+        return rules
+    if "xgboost" in rules.library and any(each.reader.alternates for each in texts):
+        raise InvalidInput(
+            "XGBoost takes a zero that hashes leave where signs cancel otherwise than a missing "
+            "one; fit the HashingVectorizer with alternate_sign=False"
+        )
     assert rules.words is not None  # texts are read as no numbers
     features = rules.features - sum(each.reader.width for each in texts)
     is_read = rules.words.is_read[:features].copy()

@@ -240,9 +240,8 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
     left_out = _left_out_from_data(header.get("left_out"), library)
     graphs = _graphs_from_data(methods, tile, (float64, left_out is LeftOut.BOTH), tensors)
     width = next(iter(graphs[Element.FLOAT32.value].values())).inputs[0].shape[1]
-    texts = _texts_from_data(header.get("texts", []))
-    counted = sum(each.reader.width for each in texts)
-    width -= counted
+    texts = _texts_from_data(header.get("texts", []), header.get("words"))
+    width -= sum(each.reader.width for each in texts)
     words = _words_from_data(header.get("words"), width)
     features = width if words is None else words.features
     names = _labels_from_data(free["names"])
@@ -261,8 +260,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         None if (asked := header.get("required")) is None else _group_from_data(asked, features),
         texts,
     )
-    if any(each.feature not in range(features) for each in texts) or (texts and words is None):
-        raise DamagedFile(f"has texts in columns that are not of {features} features")
+
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
     classes, labels, columns = arrays
@@ -506,14 +504,19 @@ def _text_from_data(data: Any, width: int) -> TextReader | None:
     return TextReader(*named, *flags, tuple(weights), norm, hashed, alternates)
 
 
-def _texts_from_data(data: Any) -> tuple[TextColumn, ...]:
+def _texts_from_data(data: Any, words: Any) -> tuple[TextColumn, ...]:
+    """The columns of texts, which are features that are read as no numbers."""
+    read = words.get("read") if type(words) is dict else None
+    features = len(read) if type(read) is list else 0
     found = []
     for entry in data if type(data) is list else [data]:
         if type(entry) is not list or [*map(type, entry)] != [int, dict]:
             raise DamagedFile(f"counts texts of columns by {entry!r}")
         feature, fields = entry
-        words = fields.get("words")
-        width = fields.get("hashed") or (len(words) if type(words) is list else 0)
+        if feature not in range(features):
+            raise DamagedFile(f"has texts in column {feature}, of {features} features")
+        known = fields.get("words")
+        width = fields.get("hashed") or (len(known) if type(known) is list else 0)
         reader = _text_from_data(fields, width)
         assert reader is not None
         found.append(TextColumn(feature, reader))

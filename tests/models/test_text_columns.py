@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("treelite")
 pandas = pytest.importorskip("pandas")
+xgboost = pytest.importorskip("xgboost")
 from sklearn.compose import ColumnTransformer  # noqa: E402
 from sklearn.decomposition import TruncatedSVD  # noqa: E402
 from sklearn.ensemble import RandomForestClassifier  # noqa: E402
@@ -85,6 +86,11 @@ PIPELINES: dict[str, Any] = {
     "shifted": make_pipeline(columns(("t", CountVectorizer(), "text")), StandardScaler(), Ridge()),
     "hashed": make_pipeline(HASHED, Ridge()),
     "perceptron": make_pipeline(TFIDF, MLPClassifier([5], max_iter=50, random_state=0)),
+    "boosted": make_pipeline(TFIDF, xgboost.XGBClassifier(n_estimators=5, n_jobs=1)),
+    "boosted, sparse": make_pipeline(
+        columns(("text", TfidfVectorizer(), "text"), sparse_threshold=1),
+        xgboost.XGBClassifier(n_estimators=5, n_jobs=1),
+    ),
     "forest": make_pipeline(TFIDF, RandomForestClassifier(9, random_state=0)),
     "neighbours": make_pipeline(TFIDF, KNeighborsClassifier(3)),
     "components": make_pipeline(
@@ -107,7 +113,7 @@ PIPELINES: dict[str, Any] = {
     ),
     "alone": columns(("text", TfidfVectorizer(), "text")),
 }
-OF_COUNTS = {"shifted", "forest", "neighbours", "bins", "alone"}
+OF_COUNTS = {"boosted", "boosted, sparse", "shifted", "forest", "neighbours", "bins", "alone"}
 IN_SEVERAL_DTYPES = {"scaled", "shifted", "components"}  # of a frame of float32
 
 
@@ -186,6 +192,7 @@ def test_other_things_than_texts_are_named(missing: Any) -> None:
     [
         (CountVectorizer(tokenizer=str.split), Ridge(), "code of its own for tokenizer"),
         (HashingVectorizer(n_features=9), AdditiveChi2Sampler(), "refuses some counts"),
+        (HashingVectorizer(n_features=9), xgboost.XGBRegressor(n_estimators=2), "signs cancel"),
         (make_pipeline(make_pipeline(TfidfVectorizer())), Ridge(), "inside of a pipeline"),
     ],
 )
