@@ -325,9 +325,9 @@ class PairCode(ABC):
     def adds(self) -> bool:
         return self.lowered.epilogue.added is not None
 
-    @abstractmethod
     def load(self, pair: int, place: int, count: int) -> None:
         """Append code that loads both vectors of a pair, `place` bytes on, to `LOADED`."""
+        raise NotImplementedError
 
     @abstractmethod
     def order(self, made: Register) -> None:
@@ -336,6 +336,11 @@ class PairCode(ABC):
     def store(self, made: Register, place: int) -> None:
         """Append code that stores 32 bytes of y."""
         self.asm.emit("vmovdqu", Memory(Y, place), made)
+
+    def load_constants(self) -> None:
+        """Load what the code of sums keeps in registers."""
+        ones = Literal(self.asm.literal(np.ones(2, np.int16)))
+        self.asm.emit("vpbroadcastd", _ONES, ones)
 
     def masks(self) -> npt.NDArray[np.uint8]:
         """Return 255 where a byte that is stored is a position."""
@@ -356,7 +361,7 @@ class PairCode(ABC):
         asm.emit("mov", rdx, rcx)
         self.fill(LOADED[0])
         asm.emit("mov", rcx, rdx)
-        asm.emit("vpbroadcastd", _ONES, Literal(asm.literal(np.ones(2, np.int16))))
+        self.load_constants()
         if self.lowered.x.samples == 1:
             self._sample()
         else:

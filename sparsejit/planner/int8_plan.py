@@ -49,6 +49,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
 )
 from sparsejit.asm_templates.convolution.int8_row_pairs import MOST_SHAPES, bins_of_rows
 from sparsejit.asm_templates.convolution.int8_tap_pairs import turns_of
+from sparsejit.asm_templates.convolution.int8_tap_words import words_of, words_operations
 from sparsejit.asm_templates.convolution.int8_tiles import (
     ROWS_OF_TILE,
     VECTORS,
@@ -517,6 +518,8 @@ def byte_depthwise_cost(
     channels; by default two pairs of each row and two pairs a bin.
     """
     y = windows.y
+    if takes_words(target):
+        return _tap_words_cost(windows, target)
     if target.isa == "avx2":
         return _tap_pairs_cost(windows, target, shapes or ((_usual(windows), y.channels),))
     runs, quarters = y.vectors, 4 * y.vectors
@@ -526,6 +529,11 @@ def byte_depthwise_cost(
     vectors = y.samples * y.channels * quarters
     ns = y.samples * y.channels * each / target.core.rates.cycles_per_ns
     return Cost(vectors, 0, windows.x.bytes + y.bytes, ns, "execution")
+
+
+def takes_words(target: Target) -> bool:
+    """Whether convolutions by channel take four taps at a time: with `vpdpbusd` at AVX2's level."""
+    return target.isa == "avx2" and target.has(_AVX_VNNI)
 
 
 def _usual(windows: ByteChannelWindows) -> Shape:
@@ -538,6 +546,15 @@ def _tap_pairs_cost(
 ) -> Cost:
     moved = windows.x.bytes + windows.y.bytes
     return _rows_cost(shapes, turns_of(windows).parts, windows.y.samples, moved, target)
+
+
+def _tap_words_cost(windows: ByteChannelWindows, target: Target) -> Cost:
+    y, turns = windows.y, turns_of(windows).parts
+    each = words_operations(windows) + _TURN_OPERATIONS
+    rows = y.samples * y.channels
+    cycles = rows * (turns * each * _CYCLES_AN_OPERATION + _ROW_CYCLES)
+    moved, ns = windows.x.bytes + y.bytes, cycles / target.core.rates.cycles_per_ns
+    return Cost(rows * turns * len(words_of(windows)), 0, moved, ns, "execution")
 
 
 def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:
