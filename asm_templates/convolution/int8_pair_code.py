@@ -375,9 +375,9 @@ class PairCode(ABC):
         """Whether a function of a byte follows, which is computed when a row is complete."""
         return self.results.parts is not None
 
-    @abstractmethod
     def load(self, pair: int, place: int, count: int) -> None:
         """Append code that loads both vectors of a pair, `place` bytes on, to `LOADED`."""
+        raise NotImplementedError
 
     @abstractmethod
     def order(self, made: Register) -> None:
@@ -386,6 +386,11 @@ class PairCode(ABC):
     def store(self, made: Register, place: int) -> None:
         """Append code that stores 32 bytes of y."""
         self.asm.emit("vmovdqu", Memory(Y, place), made)
+
+    def load_constants(self) -> None:
+        """Load what the code of sums keeps in registers."""
+        ones = Literal(self.asm.literal(np.ones(2, np.int16)))
+        self.asm.emit("vpbroadcastd", _ONES, ones)
 
     def masks(self) -> npt.NDArray[np.uint8]:
         """Return 255 where a byte that is stored is a position."""
@@ -406,7 +411,7 @@ class PairCode(ABC):
         asm.emit("mov", rdx, rcx)
         self.fill(LOADED[0])
         asm.emit("mov", rcx, rdx)
-        asm.emit("vpbroadcastd", _ONES, Literal(asm.literal(np.ones(2, np.int16))))
+        self.load_constants()
         if self.lowered.x.samples == 1:
             self._sample()
         else:

@@ -136,15 +136,14 @@ def emit_tap_pairs(asm: Assembler, lowered: LoweredPairs, windows: ByteChannelWi
     emit_pairs(asm, lowered, _TapPairCode(asm, lowered, windows))
 
 
-class _TapPairCode(PairCode):
-    """Appends the code of a depthwise convolution by pairs of taps."""
+class TapCode(PairCode):
+    """Common to the code of depthwise convolutions: turns, and the order of windows in them."""
 
     def __init__(
         self, asm: Assembler, lowered: LoweredPairs, windows: ByteChannelWindows
     ) -> None:
         super().__init__(asm, lowered, turns_of(windows))
         self.windows, self.lines = windows, together(windows)
-        self.alternating = Literal(asm.literal(_ALTERNATING))
         self.key = self.key, windows
 
     @property
@@ -168,6 +167,28 @@ class _TapPairCode(PairCode):
         place = np.arange(ceil_div(y.columns, width) * width)
         return np.tile(np.where(place < y.columns, 255, 0), self.lines).astype(np.uint8)
 
+    def order(self, made: Register) -> None:
+        self.asm.emit("vpermq", made, made, 0b11011000)
+
+    def store(self, made: Register, place: int) -> None:
+        asm, lower = self.asm, xmm(made.number)
+        if self.lines == 1:
+            super().store(made, place)
+            return
+        asm.emit("vmovdqu", Memory(Y), lower)
+        asm.emit("vextracti128", lower, made, 1)
+        asm.emit("vmovdqu", Memory(Y, self.turns.pitch), lower)
+
+
+class _TapPairCode(TapCode):
+    """Appends the code of a depthwise convolution by pairs of taps."""
+
+    def __init__(
+        self, asm: Assembler, lowered: LoweredPairs, windows: ByteChannelWindows
+    ) -> None:
+        super().__init__(asm, lowered, windows)
+        self.alternating = Literal(asm.literal(_ALTERNATING))
+
     def load(self, pair: int, place: int, count: int) -> None:
         offset = self.offset(pair, 0, count)
         for loaded, apart in zip(LOADED, (0, self.between), strict=True):
@@ -178,13 +199,4 @@ class _TapPairCode(PairCode):
         if self.windows.stride[1] == 1:
             self.asm.emit("vpshufb", made, made, self.alternating)
         else:
-            self.asm.emit("vpermq", made, made, 0b11011000)
-
-    def store(self, made: Register, place: int) -> None:
-        asm, lower = self.asm, xmm(made.number)
-        if self.lines == 1:
-            super().store(made, place)
-            return
-        asm.emit("vmovdqu", Memory(Y), lower)
-        asm.emit("vextracti128", lower, made, 1)
-        asm.emit("vmovdqu", Memory(Y, self.turns.pitch), lower)
+            super().order(made)

@@ -57,6 +57,7 @@ from sparsejit.asm_templates.convolution.int8_row_pairs import (
     rows_of_one_input,
 )
 from sparsejit.asm_templates.convolution.int8_tap_pairs import turns_of
+from sparsejit.asm_templates.convolution.int8_tap_words import words_of, words_operations
 from sparsejit.asm_templates.convolution.int8_taps import (
     MOST_INPUTS,
     fitting_order,
@@ -335,13 +336,18 @@ class RowsWork(NamedTuple):
     looked_up: float
 
 
+def _table_cycles(target: Target) -> float:
+    """Cycles to look up all parts of a table for 32 bytes."""
+    return target.core.quads[target.isa].table * HALF / LINE
+
+
 def _rows_cost(work: RowsWork, target: Target, inputs: int = 1, adds: bool = False) -> Cost:
     """Cost of rows of pairs.
 
     inputs: offsets of a pair, whose bytes are interleaved if there are two.
     """
     cycles, pairs, core = 0.0, 0, target.core
-    table = core.quads[target.isa].table * HALF / LINE
+    table = _table_cycles(target)
     for shape, count in work.shapes:
         reloading = 0.0 if keeps_offsets(inputs * sum(shape)) else 1.5 * inputs
         each = sums_operations(shape) + (2.5 + inputs / 2 + reloading) * sum(shape)
@@ -589,6 +595,8 @@ def byte_depthwise_cost(
     channels; by default two pairs of each row and two pairs a bin. looked_up: as in `QuadCounts`.
     """
     y = windows.y
+    if takes_words(target):
+        return _tap_words_cost(windows, target, looked_up)
     if target.isa == "avx2":
         counted = shapes or ((_usual(windows), y.channels),)
         sizes = turns_of(windows).parts, y.samples, windows.x.bytes + y.bytes
@@ -602,9 +610,24 @@ def byte_depthwise_cost(
     return Cost(vectors, 0, windows.x.bytes + y.bytes, ns, "execution")
 
 
+def takes_words(target: Target) -> bool:
+    """Whether convolutions by channel take four taps at a time: with `vpdpbusd` at AVX2's level."""
+    return target.isa == "avx2" and target.has(_AVX_VNNI)
+
+
 def _usual(windows: ByteChannelWindows) -> Shape:
     rows, columns = windows.taps
     return (2,) * max(1, rows * ceil_div(columns + 1, 4))
+
+
+def _tap_words_cost(windows: ByteChannelWindows, target: Target, looked_up: float) -> Cost:
+    y, turns = windows.y, turns_of(windows).parts
+    each = words_operations(windows) + _TURN_OPERATIONS
+    rows = y.samples * y.channels
+    turn = each * _CYCLES_AN_OPERATION + looked_up * _table_cycles(target)
+    cycles = rows * (turns * turn + _ROW_CYCLES)
+    moved, ns = windows.x.bytes + y.bytes, cycles / target.core.rates.cycles_per_ns
+    return Cost(rows * turns * len(words_of(windows)), 0, moved, ns, "execution")
 
 
 def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:

@@ -1,5 +1,6 @@
 """Convolutions by channel from bytes to bytes against exact integers, at guard pages, in parts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,16 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
-from test_byte_convolutions import LEVEL, NARROW, TARGET, check_bins, is_near, quantised
+from test_byte_convolutions import (
+    LEVEL,
+    NARROW,
+    TARGET,
+    WITH_VEX,
+    check_bins,
+    is_near,
+    quantised,
+)
 from test_divided_steps import divided
 
+from sparsejit.asm_templates.convolution.int8_convolution import NARROW_PRODUCT
 from sparsejit.asm_templates.convolution.int8_tap_pairs import bins_of_taps, taps_in_pairs
+from sparsejit.asm_templates.convolution.int8_tap_words import _TapWordCode
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult, windows
 from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_code import build_model
 from sparsejit.machine.target import Target
 
 SETS = TARGET.instruction_sets | {"avx512vbmi"}
@@ -25,8 +37,22 @@ WITH_VBMI = replace(LEVEL, instruction_sets=SETS)
 needs_vbmi = pytest.mark.skipif(not WITH_VBMI.runs_on(Target.detect()), reason="needs VBMI")
 at_both_levels = pytest.mark.parametrize(
     "target",
-    [pytest.param(WITH_VBMI, marks=needs_vbmi, id="avx512"), pytest.param(NARROW, id="avx2")],
+    [
+        pytest.param(WITH_VBMI, marks=needs_vbmi, id="avx512"),
+        pytest.param(NARROW, id="avx2"),
+        pytest.param(WITH_VEX, marks=needs_vbmi, id="avx-vnni"),
+    ],
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _product_that_runs_here() -> Iterator[None]:
+    """AVX-VNNI is tried by the same instruction in its longer encoding."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_TapWordCode, "product", "vpdpbusd")
+        yield
+
+
 SCALE = 0.0071
 
 
@@ -193,7 +219,16 @@ def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Channels, target: T
 @given(case=cases())
 def test_both_levels_give_the_same_bytes(case: Channels) -> None:
     (x,) = case.inputs()
-    assert run(case, x, NARROW).tobytes() == run(case, x, WITH_VBMI).tobytes()
+    wanted = run(case, x, WITH_VBMI).tobytes()
+    assert run(case, x, NARROW).tobytes() == run(case, x, WITH_VEX).tobytes() == wanted
+
+
+def test_a_processor_with_words_of_four_taps_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_TapWordCode, "product", NARROW_PRODUCT)
+    lowered = lower_model(SAME.graph(), ModelOptions(WITH_VEX))
+    text = "\n".join(build_model(lowered, "test", listed=True).image.listing())
+    assert "{vex} vpdpbusd" in text
+    assert "vpmaddubsw" not in text
 
 
 @settings(max_examples=80)

@@ -44,6 +44,7 @@ from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue, SumEp
 from sparsejit.asm_templates.convolution.int8_row_pairs import emit_row_pairs, pair_rows
 from sparsejit.asm_templates.convolution.int8_tables import TableParts
 from sparsejit.asm_templates.convolution.int8_tap_pairs import emit_tap_pairs, has_room, pair_taps
+from sparsejit.asm_templates.convolution.int8_tap_words import emit_tap_words, word_taps
 from sparsejit.asm_templates.convolution.int8_taps import TapFours, in_order, tap_fours
 from sparsejit.asm_templates.convolution.int8_tiles import emit_tiles
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
@@ -72,6 +73,7 @@ from sparsejit.lowering.convolution.int8_images import (
 from sparsejit.lowering.memory.storage import Buffer, View, cut
 from sparsejit.lowering.products.linear import with_x_steps
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.int8_plan import (
     ByteColumns,
@@ -84,6 +86,7 @@ from sparsejit.planner.int8_plan import (
     order_of_taps,
     plan_quads,
     takes_columns,
+    takes_words,
 )
 from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
@@ -122,16 +125,23 @@ def _taps(low: Lowering, node: Node) -> SparseMatrix:
     return SparseMatrix(filters.reshape(len(filters), -1))
 
 
+def _in_rows(lowered: LoweredByteDepthwise, target: Target) -> LoweredPairs | None:
+    """The rows that AVX2's code reads, in words or pairs; None for AVX-512."""
+    if target.isa != "avx2":
+        return None
+    return (word_taps if takes_words(target) else pair_taps)(lowered)
+
+
 def _depthwise_step(
     low: Lowering, node: Node, lowered: LoweredByteDepthwise, x: View, result: View
 ) -> Step:
     windows = lowered.windows
-    paired = pair_taps(lowered) if low.target.isa == "avx2" else None
+    paired, by_words = _in_rows(lowered, low.target), takes_words(low.target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         if paired is not None:
-            emit_tap_pairs(asm, paired, windows)
+            (emit_tap_words if by_words else emit_tap_pairs)(asm, paired, windows)
         else:
             emit_byte_depthwise(asm, lowered)
 
@@ -157,7 +167,7 @@ def _depthwise_step(
     shapes = () if paired is None else paired.shapes
     cost = byte_depthwise_cost(windows, low.target, shapes, _looked_up(lowered.epilogue))
     weights = lowered.weights.size
-    taps = "four" if paired is None else "two"
+    taps = "two" if paired is not None and not by_words else "four"
     operations = 2 * weights * windows.y.samples * windows.y.rows * windows.y.columns
     facts = Facts(
         f"bytes to bytes by channel, {taps} taps at a time, bound by {cost.bound}",
