@@ -837,9 +837,12 @@ class _NarrowQuadCode(QuadCode):
         order = narrow_order(asm) if self.form.fours else None
         asm.emit("mov", dword(rax), Memory(AT.rows))
         places = [half * self._HALF for half in range(self.halves)]
+        asm.emit("mov", rcx, FRAME.constants)
         for place, sums in zip(places, self.sums, strict=True):
+            if not (place and results.keeps_scale):
+                results.load_row(Memory(AT.rows))
             added = Memory(AT.added, place, rax)
-            results.pack_row(sums, AT.rows, added, FRAME.constants, order is not None)
+            results.pack(sums, Memory(AT.rows), added, order is not None)
         for place, sums in zip(places, self.sums, strict=True):
             results.store(sums, Memory(AT.y, place, rax), Memory(AT.masks, place), order)
         if self.halves == 1:

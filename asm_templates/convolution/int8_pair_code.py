@@ -19,7 +19,8 @@ Nothing saturates: the positive weights of a bin sum to at most 128, and so do t
 Rows whose bins have equally many pairs share their code. Each row is computed at all positions, 32
 in a turn. The sums of a turn become bytes while the next turn adds its first pairs: a turn takes
 longer than the processor looks ahead. A table follows when a row is complete, in a loop of its own:
-its instructions among the ones of a turn wait for each other.
+its instructions among the ones of a turn wait for each other. A row without weights is filled, and
+a row of one weight before a table is a table of its input's bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -184,8 +185,8 @@ def record_type(pairs: int, offsets: int) -> np.dtype[np.void]:
     return np.dtype([("row", ROW), ("x", "<i4"), ("pair", pair, (pairs,))])
 
 
-# A row of `ONE_INPUT`. `x`: the offset of its input; `entries`: bytes of y, XOR the zero point, for
-# each byte of x.
+# A row of `ONE_INPUT`. `x`: the offset of its input; `entries`: for each byte of x the byte of y,
+# less the zero point.
 _ENTRIES_AT = 32
 _TABLE_ROW = np.dtype(
     {
@@ -205,7 +206,7 @@ def rows_of_inputs(
     """
     records = np.zeros(len(places), _TABLE_ROW)
     records["row"]["offset"], records["x"] = y, places
-    records["entries"] = tables ^ np.uint8(zero_point)
+    records["entries"] = tables - np.uint8(zero_point)
     return ShapedRows(ONE_INPUT, records)
 
 
@@ -484,7 +485,7 @@ class PairCode(ABC):
         def vector() -> None:
             asm.emit("vmovdqu", made, Memory(X))
             self.results.look_up(SUMS, Memory(_ROW, _ENTRIES_AT))
-            self.results.fill_looked_up(made, Memory(_GAPS))
+            self.results.add_zero_point(made, Memory(_GAPS))
             asm.emit("vmovdqu", Memory(Y), made)
             for register in (_GAPS, X, Y):
                 asm.emit("add", register, HALF)
@@ -503,12 +504,12 @@ class PairCode(ABC):
         if self.has_table:
             results.look_up(SUMS)
         else:
-            results.xor_zero_point(made)
+            results.take_zero_point(made)
         asm.emit("lea", _GAPS, Literal(asm.literal(y.masks())))
 
         def vector() -> None:
             asm.emit("vmovdqa", filled, made)
-            results.fill_looked_up(filled, Memory(_GAPS))
+            results.add_zero_point(filled, Memory(_GAPS))
             asm.emit("vmovdqu", Memory(Y), filled)
             for register in (_GAPS, Y):
                 asm.emit("add", register, HALF)
@@ -586,7 +587,7 @@ class PairCode(ABC):
         asm, made = self.asm, SUMS[0]
         asm.emit("vmovdqu", made, Memory(Y))
         self.results.look_up(SUMS)
-        self.results.fill_looked_up(made, Memory(_GAPS))
+        self.results.add_zero_point(made, Memory(_GAPS))
         asm.emit("vmovdqu", Memory(Y), made)
         for register in (_GAPS, Y):
             asm.emit("add", register, HALF)

@@ -349,8 +349,8 @@ class NarrowByteResults:
     @property
     def code(self) -> Hashable:
         """The properties that the code depends on."""
-        parts, zero_point = self.parts, self.epilogue.zero
-        return self.epilogue.code, None if parts is None else (parts.is_zero, zero_point > 0)
+        is_zero = None if self.parts is None else self.parts.is_zero
+        return self.epilogue.code, self.epilogue.zero > 0, is_zero
 
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return the bytes that the code reads: constants, and the table behind them."""
@@ -417,8 +417,8 @@ class NarrowByteResults:
         if order is not None:
             asm.emit("vmovdqu", sums[1], order)
             asm.emit("vpermd", low, sums[1], low)
-        if self.parts is not None:
-            self.fill_looked_up(low, mask)
+        if self.parts is not None or not self.epilogue.zero:
+            self.add_zero_point(low, mask)
         else:
             self._fill(low, mask, sums[1:])
         asm.emit("vmovdqu", y, low)
@@ -453,7 +453,7 @@ class NarrowByteResults:
             asm.emit("vpminub", low, low, self._constant(_MOST))
 
     def look_up(self, sums: Sequence[Register], own: Memory | None = None) -> None:
-        """Replace the bytes in the first of `sums` by their entries XOR the zero point.
+        """Replace the bytes in the first of `sums` by their entries less the zero point.
 
         own: the table of the row, if it has one of its own. The other sums are clobbered.
         """
@@ -464,15 +464,16 @@ class NarrowByteResults:
         else:
             look_up(self.asm, ANY_PARTS, own, sums[0], free)
 
-    def xor_zero_point(self, values: Register) -> None:
-        """values ^= the zero point of y, as `look_up` leaves bytes."""
+    def take_zero_point(self, values: Register) -> None:
+        """values -= the zero point of y, as `look_up` leaves bytes."""
         if self.epilogue.zero:
-            self.asm.emit("vpxor", values, values, self._constant(_GAP))
+            self.asm.emit("vpsubb", values, values, self._constant(_GAP))
 
-    def fill_looked_up(self, values: Register, mask: Memory) -> None:
-        """values = bytes, from bytes XOR the zero point; or the zero point where `mask` is 0."""
+    def add_zero_point(self, values: Register, mask: Memory) -> None:
+        """values += the zero point of y; where `mask` is 0 they become the zero point."""
         self.asm.emit("vpand", values, values, mask)
-        self.xor_zero_point(values)
+        if self.epilogue.zero:
+            self.asm.emit("vpaddb", values, values, self._constant(_GAP))
 
     def _fill(self, values: Register, mask: Memory, free: Sequence[Register]) -> None:
         """values = the zero point where `mask` is 0. Clobbers two registers of `free`."""

@@ -92,7 +92,8 @@ class QuadCounts:
     multiplied: vectors for which products are computed; a part of the last one with tiles.
     shifted: the share of inputs whose vectors cross cache lines.
     met_bytes: bytes of x under the windows of one vector of positions.
-    looked_up: the share of the parts of a table that are looked up; 0 without a table.
+    looked_up: the code of a table, as a share of a table's whose parts are all looked up; 0 without
+        a table.
     """
 
     form: QuadForm

@@ -236,7 +236,7 @@ def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> By
 
 
 def _looked_up(epilogue: ByteEpilogue) -> float:
-    """The share of the parts of an epilogue's table that are looked up; 0 without a table."""
+    """The code of an epilogue's table, as `QuadCounts` has it."""
     if epilogue.table is None:
         return 0.0
     return TableParts.of(epilogue.table[0], epilogue.zero).looked_up
