@@ -15,7 +15,7 @@ a permutation puts the packed bytes in order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ _SCALE, _BIAS, _EMPTY, _OTHERS = zmm(13), zmm(14), zmm(15), zmm(16)
 MASK = zmm(31)
 _UPPER = k(1)
 _TABLE_BASE = rcx
+_PART = 64  # entries of a table in a register
+_PARTS = 4  # of a table of all bytes
 _BLEND = 0xCA  # vpternlogd: the second operand where the first has ones, else the third
 _NEAREST = 0  # vrndscaleps: to integers, ties to even
 _TOO_LARGE = 65536.0  # beyond any byte; a float beyond int32 would become the least int32
@@ -51,7 +53,8 @@ class ByteEpilogue:
     own: (scale / scale of y, zero point) of t, the value that is rounded first; None if none is.
     added: the same for the bytes of the added image; None if there is none.
     late: whether the bias is added after the first rounding.
-    table: y for each byte t, and the zero point of t; None if there is no function.
+    start: number that packing to bytes adds to rounded sums, if it is not `zero`.
+    table: y for each packed byte, up to the last that differs; None if there is no function.
     """
 
     zero: int
@@ -61,7 +64,24 @@ class ByteEpilogue:
     own: tuple[float, int] | None = None
     added: tuple[float, int] | None = None
     late: bool = False
-    table: tuple[npt.NDArray[np.uint8], int] | None = None
+    start: int | None = None
+    table: npt.NDArray[np.uint8] | None = None
+
+    def with_function(self, table: npt.NDArray[np.uint8], zero_point: int) -> "ByteEpilogue":
+        """Return the epilogue with `table`: y for each byte t, whose zero point is given.
+
+        `least` and `most` are bounds of t here. Packing saturates, so bytes are packed with the
+        last entry at the table's beginning that is like the first one as 0. A table whose other
+        entries are consecutive numbers is a zero point and bounds.
+        """
+        entries = table[np.arange(table.size).clip(self.least, self.most)].astype(np.int64)
+        changes = np.flatnonzero(np.diff(entries))
+        first, last = (changes[0], changes[-1] + 1) if len(changes) else (0, 0)
+        start, entries = zero_point - int(first), entries[first : last + 1]
+        least, most = int(entries[0]), int(entries[-1])
+        if (np.diff(entries) == 1).all():
+            return replace(self, start=start + least, least=least, most=most)
+        return replace(self, start=start, least=0, most=255, table=entries.astype(np.uint8))
 
     @property
     def is_cut_first(self) -> bool:
@@ -70,19 +90,43 @@ class ByteEpilogue:
 
     @property
     def packed_zero(self) -> int:
-        """Zero point of the packed bytes: the table's input if there is a table, else y."""
-        return self.zero if self.table is None else self.table[1]
+        """The number that packing to bytes adds to rounded sums."""
+        return self.zero if self.start is None else self.start
 
     @property
-    def code(self) -> tuple[bool, ...]:
+    def parts(self) -> int:
+        """Registers of AVX-512 that the table fills."""
+        return 0 if self.table is None else ceil_div(self.table.size, _PART)
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether packed bytes have an upper bound: `most`, or the table's last place."""
+        return self.most < 255 or 0 < self.parts < _PARTS
+
+    @property
+    def used(self) -> list[int]:
+        """The constants that the code reads."""
+        needs = {
+            _LARGEST: self.cuts and not self.is_cut_first,
+            _GAP: True,
+            _ZERO: self.packed_zero != 0,
+            _LEAST: self.least > 0,
+            _MOST: self.has_bound,
+            **dict.fromkeys((_FLOOR, _CEILING, _OWN), self.is_cut_first),
+            **dict.fromkeys((_ADDED, _BASE), self.added is not None),
+        }
+        return [name for name, is_needed in needs.items() if is_needed]
+
+    @property
+    def code(self) -> tuple[int, ...]:
         """The properties that the code depends on."""
         return (
             self.is_cut_first,
             self.added is not None,
             self.late,
-            self.table is not None,
+            self.parts,
             self.cuts,
-            self.packed_zero > 0,
+            self.packed_zero != 0,
             self.least > 0,
             self.most < 255,
         )
@@ -100,13 +144,14 @@ class ByteEpilogue:
             bytes([self.zero] * 4),
             np.array([self.packed_zero] * 2, np.int16).tobytes(),
             bytes([self.least] * 4),
-            bytes([self.most] * 4),
+            bytes([min(self.most, _PART * self.parts - 1) if self.parts else self.most] * 4),
             np.array(floats, np.float32).tobytes(),
         ]
         words = [copies * word[at : at + 4] for word in words for at in range(0, len(word), 4)]
         if self.table is not None:
             behind = _table_place(copies) - 4 * copies * len(_WORDS)
-            words.append(bytes(behind) + self.table[0].tobytes())
+            whole = np.pad(self.table, (0, _PARTS * _PART - self.table.size), mode="edge")
+            words.append(bytes(behind) + whole.tobytes())
         return np.frombuffer(b"".join(words), np.uint8)
 
 
@@ -134,17 +179,21 @@ def pack_results(
 class ByteResults:
     """Appends code of AVX-512 that turns int32 sums into bytes of y.
 
-    It keeps the registers from `_FIRST` on.
+    It keeps the registers from `_FIRST` on: constants, then the parts of the table that have room.
     """
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
-        self.kept = {name: zmm(_FIRST + name) for name in _WORDS}
+        free = iter([zmm(_FIRST + number) for number in _WORDS])
+        self.kept = {name: next(free) for name in epilogue.used}
+        self.parts = [*free][: epilogue.parts]
 
     def load_constants(self, base: Register) -> None:
         """Load the constants at `base` into their registers."""
         for name, register in self.kept.items():
             self.asm.emit("vpbroadcastd", register, Memory(base, 4 * name))
+        for number, part in enumerate(self.parts):
+            self.asm.emit("vmovdqu64", part, Memory(base, _table_place(1) + _PART * number))
         zero(self.asm, _EMPTY)
 
     @property
@@ -166,7 +215,7 @@ class ByteResults:
         `row` points at the scale and biases of their output channel, `added` is the place in the
         added image. `order`: permutation of the packed dwords, if registers hold consecutive
         positions. `constants`: memory that holds the address of the constants. Clobbers rcx if
-        there is a table.
+        registers have no room for the table.
         """
         asm, kept, epilogue = self.asm, self.kept, self.epilogue
         asm.emit("vbroadcastss", _SCALE, Memory(row, 4))
@@ -188,11 +237,9 @@ class ByteResults:
             asm.emit("vpermd", low, order, low)
         if epilogue.least:
             asm.emit("vpmaxub", low, low, kept[_LEAST])
-        if epilogue.most < 255:
+        if epilogue.has_bound:
             asm.emit("vpminub", low, low, kept[_MOST])
-        if epilogue.table is not None:
-            self._look_up(low, constants)
-        self.store(low, y)
+        self.store(self._looked_up(low, constants) if epilogue.parts else low, y)
 
     def store(self, values: Register, y: Memory) -> None:
         """Store a vector of bytes: values at the positions in MASK, the zero point in gaps.
@@ -206,17 +253,38 @@ class ByteResults:
         self.asm.emit("vpternlogd", _OTHERS, values, self.gap, _BLEND)
         self.asm.emit("vmovdqu64", y, _OTHERS)
 
-    def _look_up(self, values: Register, constants: Memory) -> None:
-        """Replace each byte by its entry in the table of 256 bytes."""
-        asm, parts, other = self.asm, [zmm(number) for number in range(4, 8)], zmm(8)
-        asm.emit("mov", _TABLE_BASE, constants)
-        for number, part in enumerate(parts):
-            asm.emit("vmovdqu64", part, Memory(_TABLE_BASE, _table_place(1) + 64 * number))
+    def _looked_up(self, values: Register, constants: Memory) -> Register:
+        """Return the register of the table's entry for each byte, which is below its end.
+
+        Clobbers `values`.
+        """
+        asm, other, parts = self.asm, zmm(8), list[Register | Memory](self.parts)
+        if len(parts) < self.epilogue.parts:
+            asm.emit("mov", _TABLE_BASE, constants)
+            for number in range(len(parts), self.epilogue.parts):
+                parts.append(Memory(_TABLE_BASE, _table_place(1) + _PART * number))
+        lower, upper = parts[:2], parts[2:]
+        if not upper:
+            self._permute(values, values, lower)
+            return values
         asm.emit("vpmovb2m", _UPPER, values)
         asm.emit("vmovdqa64", other, values)
-        asm.emit("vpermi2b", values, *parts[:2])
-        asm.emit("vpermi2b", other, *parts[2:])
-        asm.emit("vmovdqu8", values.masked(_UPPER), other)
+        self._permute(other, other, lower)
+        if len(upper) == 1:
+            self._permute(other.masked(_UPPER), values, upper)
+        else:
+            self._permute(values, values, upper)
+            asm.emit("vmovdqu8", other.masked(_UPPER), values)
+        return other
+
+    def _permute(
+        self, into: Register, places: Register, parts: Sequence[Register | Memory]
+    ) -> None:
+        """into = the bytes at `places` of one part, or of two; of two, `into` holds the places."""
+        if len(parts) == 1:
+            self.asm.emit("vpermb", into, places, *parts)
+        else:
+            self.asm.emit("vpermi2b", into, *parts)
 
     def _add_late(self, sums: list[Register], row: Register) -> None:
         asm, kept = self.asm, self.kept

@@ -15,6 +15,7 @@ from test_byte_convolutions import Case, at_both_levels, is_near, quantised
 from test_byte_layers import CHANNELS, SIZE, Qdq, convolutions, in_bytes
 
 import sparsejit
+from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
@@ -31,6 +32,26 @@ from sparsejit.passes.quantised_layers import quantised_layers
 CASE = Case(33, 41, (11, 12), density=0.2, shift=-7, y_shift=5)
 RESULT = Quantisation(0.027, -19)
 TABLE = tuple(np.random.default_rng(3).integers(-128, 128, 256).tolist())
+
+
+def rectified(first: int, slope: float, zero: int = -128) -> tuple[int, ...]:
+    """A table of bytes that is constant up to the place `first`, and rises behind it."""
+    places = (np.arange(-128, 128) - first).clip(0)
+    return tuple((np.rint(places * slope) + zero).clip(-128, 127).astype(int).tolist())
+
+
+# By the places between the first entry that differs and the last: 256 of them need four registers
+# of AVX-512, and a line needs none.
+TABLES = {
+    "any": TABLE,
+    "four registers": rectified(-80, 1.2),
+    "three registers": rectified(-50, 1.7, -90),
+    "two registers": rectified(3, 1.9),
+    "a register": rectified(80, 5.0),
+    "a line": rectified(-20, 1.0, -7),
+    "a constant": rectified(127, 1.0, 9),
+    "falling": tuple(-each - 1 for each in rectified(10, 1.5)),
+}
 
 
 def with_rounding(case: Case, rounding: RoundedResult) -> Graph:
@@ -53,17 +74,18 @@ def integers_of(graph: Graph, x: Array, target: Target) -> Array:
 @pytest.mark.parametrize("shift", [-128, 5, 127])
 @pytest.mark.parametrize("density", [0.1, 1.0])
 @pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_a_table_says_what_becomes_of_a_byte(
-    activation: Activation, density: float, shift: int, target: Target
+    table: tuple[int, ...], activation: Activation, density: float, shift: int, target: Target
 ) -> None:
     """At density 1 two rows share their inputs."""
     case = replace(CASE, y_shift=shift, density=density, activation=activation)
     own = case.steps[1]
-    graph = with_rounding(case, RoundedResult(RESULT, own, table=TABLE))
+    graph = with_rounding(case, RoundedResult(RESULT, own, table=table))
     (x,) = case.inputs(case.graph())
     found = integers_of(graph, x, target)
     integers, near = case.wanted([x])
-    wanted = np.array(TABLE)[integers.astype(int) + 128]
+    wanted = np.array(table)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
     (said,) = graph.evaluate([x])
     right = (wanted - RESULT.zero_point) * RESULT.scale
@@ -99,10 +121,13 @@ def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool, target: Ta
 @at_both_levels
 @pytest.mark.parametrize("rounds_first", [False, True])
 @pytest.mark.parametrize("density", [0.1, 1.0])
-def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Target) -> None:
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_follows_a_sum(
+    table: tuple[int, ...], density: float, rounds_first: bool, target: Target
+) -> None:
     case = replace(CASE, density=density, adds=True, rounds_first=rounds_first)
     _, own, added, summed = case.steps
-    rounding = RoundedResult(RESULT, own if rounds_first else None, added, False, summed, TABLE)
+    rounding = RoundedResult(RESULT, own if rounds_first else None, added, False, summed, table)
     graph = with_rounding(case, rounding)
     inputs = case.inputs(graph)
     run = run_built(
@@ -110,11 +135,47 @@ def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Targe
     )
     found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
     integers, near = case.wanted(inputs)
-    wanted = np.array(TABLE)[integers.astype(int) + 128]
+    wanted = np.array(table)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
     (said,) = graph.evaluate(inputs)
     right = (wanted - RESULT.zero_point) * RESULT.scale
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
+
+
+def packed(epilogue: ByteEpilogue) -> Array:
+    """y for rounded sums from -600 on, as the epilogue has it."""
+    zero = epilogue.packed_zero
+    packed = (np.arange(-600, 600) + zero).clip(0, 255).clip(epilogue.least, epilogue.most)
+    if epilogue.table is None:
+        return packed
+    return epilogue.table[packed.clip(0, epilogue.table.size - 1)].astype(int)
+
+
+@pytest.mark.parametrize("bounds", [(0, 255), (120, 255), (120, 180)])
+@pytest.mark.parametrize("zero", [0, 93, 130, 255])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_keeps_the_entries_that_differ(
+    table: tuple[int, ...], zero: int, bounds: tuple[int, int]
+) -> None:
+    """And bytes of any sum find the same entry."""
+    bytes_of = (np.array(table) + 128).astype(np.uint8)
+    plain = ByteEpilogue(7, *bounds)
+    made = plain.with_function(bytes_of, zero)
+    wanted = bytes_of[(np.arange(-600, 600) + zero).clip(0, 255).clip(*bounds)]
+    np.testing.assert_array_equal(packed(made), wanted)
+    if made.table is not None:
+        assert made.table[0] != made.table[1] and made.table[-1] != made.table[-2]
+    assert made.zero == plain.zero
+
+
+PARTS = {"any": 4, "four registers": 4, "three registers": 3, "two registers": 2}
+PARTS |= {"a register": 1, "a line": 0, "a constant": 0}
+
+
+@pytest.mark.parametrize(("name", "parts"), PARTS.items())
+def test_a_table_takes_few_registers(name: str, parts: int) -> None:
+    table = (np.array(TABLES[name]) + 128).astype(np.uint8)
+    assert ByteEpilogue(0).with_function(table, 128).parts == parts
 
 
 @pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}])

@@ -202,10 +202,11 @@ def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> By
         None if each is None else (each.scale / cut.scale, each.zero_point + ZERO)
         for each in (rounding.own, rounding.added)
     )
-    table = None
-    if rounding.table is not None:
-        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.zero_point + ZERO
-    return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
+    made = ByteEpilogue(zero, least, six, cuts, own, added, rounding.late)
+    if rounding.table is None:
+        return made
+    table = (np.array(rounding.table) + ZERO).astype(np.uint8)
+    return made.with_function(table, cut.zero_point + ZERO)
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
