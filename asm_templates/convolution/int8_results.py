@@ -6,16 +6,17 @@
     (or t = sum * scale + bias, if the product is not rounded before the addition, and s1 is 1)
     or, with the bias added after the first rounding,
     t = clip(round(sum * scale), ...);         y = clip(round(t * s1 + bias) + zero, ...)
-    or, with a function of one byte as a table,
-    t = clip(round(sum * scale + bias) + zt, ...);  y = table[t]
+    or, with a function of one byte as a table, or as a slope where all bytes agree,
+    t = clip(round(sum * scale + bias) + zt, ...);  y = table[t] = clip(round((t - zt) * r) + zero)
 
 In each group of 16 bytes, four registers of sums hold positions 0 to 3, 4 to 7, 8 to 11 and 12 to
 15; packing with saturation puts them in order. Or each register holds 16 consecutive positions, and
 a permutation puts the packed bytes in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +27,65 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, k, rcx, ymm, zmm
 
 # Indices of the 4-byte words that `ByteEpilogue.constants` returns; each fills a register.
-_WORDS = range(10)
-_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE = _WORDS
-_FIRST = 20  # register of the first constant
+_WORDS = range(11)
+_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FACTOR, *_FLOATS = _WORDS
+_FLOOR, _CEILING, _OWN, _ADDED, _BASE = _FLOATS
+_KEPT = [zmm(number) for number in range(20, 30)]
 _SCALE, _BIAS, _EMPTY, _OTHERS = zmm(13), zmm(14), zmm(15), zmm(16)
 MASK = zmm(31)
 _UPPER = k(1)
 _TABLE_BASE = rcx
+_HALF = 2**14  # of the divisor of `vpmulhrsw`
+_MOST_DOUBLINGS = 2
 _PART = 64  # entries of a table in a register
 _PARTS = 4  # of a table of all bytes
 _BLEND = 0xCA  # vpternlogd: the second operand where the first has ones, else the third
 _NEAREST = 0  # vrndscaleps: to integers, ties to even
 _TOO_LARGE = 65536.0  # beyond any byte; a float beyond int32 would become the least int32
 _ALIGNMENT = 64  # of the table
+
+
+class Slope(NamedTuple):
+    """A factor of 16-bit integers w: `vpmulhrsw` of w doubled, and w doubled itself if `adds`.
+
+    The factor is factor / 2**15, plus 1 if `adds`, times 2**doublings; products round half up.
+    """
+
+    factor: int
+    adds: bool
+    doublings: int
+
+    def of(self, words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the products, without saturation."""
+        doubled = words << self.doublings
+        return (doubled * self.factor + _HALF >> 15) + (doubled if self.adds else 0)
+
+
+def slope_of(
+    words: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], least: int, most: int
+) -> Slope | None:
+    """Return the slope with which all products, cut to `least` and `most`, are `wanted`.
+
+    None if there is none. A slope is positive, so that larger words have larger products.
+    """
+    above, below = wanted > least, wanted < most
+    for doublings in range(_MOST_DOUBLINGS + 1):
+        doubled = words << doublings
+        size = np.maximum(np.abs(doubled), 1)
+        floors = (wanted << 15) - _HALF, (wanted << 15) + _HALF - 1
+        # w * c reaches the first where the result is to be above the least, and not the second.
+        lowest, highest = 1, 2**16 - 1
+        for sign in (1, -1):
+            of_sign = np.sign(doubled) == sign
+            first, last = floors if sign > 0 else (-floors[1], -floors[0])
+            starts, ends = (above, below) if sign > 0 else (below, above)
+            lowest = max([lowest, *-(-first[of_sign & starts] // size[of_sign & starts])])
+            highest = min([highest, *last[of_sign & ends] // size[of_sign & ends]])
+        if lowest <= highest:
+            adds = bool(lowest >= 2**15)
+            middle = int(lowest + (highest if adds else min(highest, 2**15 - 1))) // 2
+            return Slope(middle - 2**15 * adds, adds, doublings)
+    return None
 
 
 @dataclass(frozen=True)
@@ -54,7 +101,8 @@ class ByteEpilogue:
     added: the same for the bytes of the added image; None if there is none.
     late: whether the bias is added after the first rounding.
     start: number that packing to bytes adds to rounded sums, if it is not `zero`.
-    table: y for each packed byte, up to the last that differs; None if there is no function.
+    slope: factor of rounded sums; None if there is none.
+    table: y for each packed byte, up to the last that differs; None if there is none.
     """
 
     zero: int
@@ -65,23 +113,44 @@ class ByteEpilogue:
     added: tuple[float, int] | None = None
     late: bool = False
     start: int | None = None
+    slope: Slope | None = None
     table: npt.NDArray[np.uint8] | None = None
 
-    def with_function(self, table: npt.NDArray[np.uint8], zero_point: int) -> "ByteEpilogue":
+    def with_function(
+        self, table: npt.NDArray[np.uint8], zero_point: int, parts: int = 0
+    ) -> "ByteEpilogue":
         """Return the epilogue with `table`: y for each byte t, whose zero point is given.
 
-        `least` and `most` are bounds of t here. Packing saturates, so bytes are packed with the
-        last entry at the table's beginning that is like the first one as 0. A table whose other
-        entries are consecutive numbers is a zero point and bounds.
+        `least` and `most` are bounds of t here. The epilogue has a slope with bounds of y if there
+        is one that gives the same bytes, unless a table has at most `parts` parts.
         """
         entries = table[np.arange(table.size).clip(self.least, self.most)].astype(np.int64)
+        shorter = self._with_table(entries, zero_point)
+        if shorter.parts <= parts:
+            return shorter
+        start, least, most = (int(n) for n in (entries[zero_point], entries.min(), entries.max()))
+        words = np.arange(table.size) - zero_point
+        slope = slope_of(words, entries - start, least - start, most - start)
+        if slope is None:
+            return shorter
+        return replace(self, start=start, least=least, most=most, slope=slope)
+
+    def _with_table(
+        self, entries: npt.NDArray[np.int64], zero_point: int
+    ) -> "ByteEpilogue":
+        """Return the epilogue with the entries that differ.
+
+        Packing saturates, so bytes are packed with the last entry that is like the first one as 0.
+        A table whose other entries are consecutive numbers is a zero point and bounds.
+        """
         changes = np.flatnonzero(np.diff(entries))
-        first, last = (changes[0], changes[-1] + 1) if len(changes) else (0, 0)
-        start, entries = zero_point - int(first), entries[first : last + 1]
+        first, last = (int(changes[0]), changes[-1] + 1) if len(changes) else (0, 0)
+        entries = entries[first : last + 1]
         least, most = int(entries[0]), int(entries[-1])
         if (np.diff(entries) == 1).all():
-            return replace(self, start=start + least, least=least, most=most)
-        return replace(self, start=start, least=0, most=255, table=entries.astype(np.uint8))
+            return replace(self, start=zero_point - first + least, least=least, most=most)
+        shorter = entries.astype(np.uint8)
+        return replace(self, start=zero_point - first, least=0, most=255, table=shorter)
 
     @property
     def is_cut_first(self) -> bool:
@@ -112,6 +181,7 @@ class ByteEpilogue:
             _ZERO: self.packed_zero != 0,
             _LEAST: self.least > 0,
             _MOST: self.has_bound,
+            _FACTOR: self.slope is not None,
             **dict.fromkeys((_FLOOR, _CEILING, _OWN), self.is_cut_first),
             **dict.fromkeys((_ADDED, _BASE), self.added is not None),
         }
@@ -121,6 +191,7 @@ class ByteEpilogue:
     def code(self) -> tuple[int, ...]:
         """The properties that the code depends on."""
         return (
+            *(self.slope or ())[1:],
             self.is_cut_first,
             self.added is not None,
             self.late,
@@ -138,13 +209,15 @@ class ByteEpilogue:
         """
         own_scale, own_zero = self.own or (1.0, 0)
         scale, added_zero = self.added or (0.0, 0)
-        floats = [-own_zero, 255 - own_zero, own_scale, scale, -added_zero * np.float32(scale)]
+        floats = [-float(own_zero), 255 - own_zero, own_scale]
+        floats += [scale, -added_zero * float(np.float32(scale))]
         words = [
             np.float32(_TOO_LARGE).tobytes(),
             bytes([self.zero] * 4),
             np.array([self.packed_zero] * 2, np.int16).tobytes(),
             bytes([self.least] * 4),
             bytes([min(self.most, _PART * self.parts - 1) if self.parts else self.most] * 4),
+            np.array([self.slope.factor if self.slope else 0] * 2, np.int16).tobytes(),
             np.array(floats, np.float32).tobytes(),
         ]
         words = [copies * word[at : at + 4] for word in words for at in range(0, len(word), 4)]
@@ -161,14 +234,20 @@ def _table_place(copies: int) -> int:
 
 
 def pack_results(
-    asm: Assembler, sums: Sequence[Register], zero_point: Register | Memory | None
+    asm: Assembler,
+    sums: Sequence[Register],
+    zero_point: Register | Memory | None,
+    multiply: Callable[[Register, Register], None] | None = None,
 ) -> Register:
     """Append code that packs one, two or four vectors of int32 to bytes, plus the zero point.
 
-    Return the first register, which holds them all.
+    Return the first register, which holds them all. `multiply` appends code for a register of
+    16-bit integers; its other register is a sum that is no longer needed, if there are several.
     """
     for first, next_one in zip(sums[::2], sums[1::2] or sums, strict=True):
         asm.emit("vpackssdw", first, first, next_one)
+        if multiply is not None:
+            multiply(first, next_one)
         if zero_point is not None:
             asm.emit("vpaddsw", first, first, zero_point)
     low, high = sums[0], sums[len(sums) // 4 * 2]
@@ -176,15 +255,26 @@ def pack_results(
     return low
 
 
+def _multiply(
+    asm: Assembler, slope: Slope, factor: Register | Memory, words: Register, spare: Register
+) -> None:
+    """Append the multiplication of a register of 16-bit integers by a slope."""
+    for _ in range(slope.doublings):
+        asm.emit("vpaddsw", words, words, words)
+    asm.emit("vpmulhrsw", spare if slope.adds else words, words, factor)
+    if slope.adds:
+        asm.emit("vpaddsw", words, words, spare)
+
+
 class ByteResults:
     """Appends code of AVX-512 that turns int32 sums into bytes of y.
 
-    It keeps the registers from `_FIRST` on: constants, then the parts of the table that have room.
+    It keeps the registers `_KEPT`: constants, then the parts of the table that have room.
     """
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
-        free = iter([zmm(_FIRST + number) for number in _WORDS])
+        free = iter(_KEPT)
         self.kept = {name: next(free) for name in epilogue.used}
         self.parts = [*free][: epilogue.parts]
 
@@ -232,7 +322,7 @@ class ByteResults:
                 asm.emit("vminps", total, total, kept[_LARGEST])
         for total in sums:
             asm.emit("vcvtps2dq", total, total)
-        low = pack_results(asm, sums, kept[_ZERO] if epilogue.packed_zero else None)
+        low = pack_results(asm, sums, kept.get(_ZERO), self._multiplied())
         if order is not None:
             asm.emit("vpermd", low, order, low)
         if epilogue.least:
@@ -252,6 +342,12 @@ class ByteResults:
         self.asm.emit("vmovdqa64", _OTHERS, MASK)
         self.asm.emit("vpternlogd", _OTHERS, values, self.gap, _BLEND)
         self.asm.emit("vmovdqu64", y, _OTHERS)
+
+    def _multiplied(self) -> Callable[[Register, Register], None] | None:
+        slope = self.epilogue.slope
+        if slope is None:
+            return None
+        return lambda words, _: _multiply(self.asm, slope, self.kept[_FACTOR], words, _OTHERS)
 
     def _looked_up(self, values: Register, constants: Memory) -> Register:
         """Return the register of the table's entry for each byte, which is below its end.
@@ -294,10 +390,15 @@ class ByteResults:
             asm.emit("vfmadd213ps", total, kept[_OWN], _BIAS)
 
     def _cut_to_own(self, total: Register) -> None:
+        """Round a float, and cut it to the floor, at most -0.0, and the ceiling, at least 0.0.
+
+        Both bounds hold as integers too, which more ports compare: the smallest negative floats are
+        the largest unsigned integers.
+        """
         asm, kept = self.asm, self.kept
         asm.emit("vrndscaleps", total, total, _NEAREST)
-        asm.emit("vmaxps", total, total, kept[_FLOOR])
-        asm.emit("vminps", total, total, kept[_CEILING])
+        asm.emit("vpminud", total, total, kept[_FLOOR])
+        asm.emit("vpminsd", total, total, kept[_CEILING])
 
     def _add(self, sums: list[Register], added: Memory, order: Register | None) -> None:
         asm, kept, parts = self.asm, self.kept, [zmm(number) for number in range(4, 8)]
@@ -390,7 +491,8 @@ class NarrowByteResults:
         """Append code that packs registers of int32 sums to bytes of y in the first, or to t.
 
         The row is loaded; rcx points at the constants. `consecutive`: whether registers hold
-        consecutive positions. The other sums are clobbered.
+        consecutive positions. The other sums are clobbered, and all of `SPARE` if there is an
+        addition, else the first two.
         """
         asm, epilogue, low = self.asm, self.epilogue, sums[0]
         scale, bias, *_ = self.SPARE
@@ -407,11 +509,17 @@ class NarrowByteResults:
         for total in sums:
             asm.emit("vcvtps2dq", total, total)
         zero_point = self._constant(_ZERO) if epilogue.packed_zero else None
-        pack_results(asm, sums, zero_point)
+        pack_results(asm, sums, zero_point, self._multiplied())
         if epilogue.least:
             asm.emit("vpmaxub", low, low, self._constant(_LEAST))
         if epilogue.most < 255:
             asm.emit("vpminub", low, low, self._constant(_MOST))
+
+    def _multiplied(self) -> Callable[[Register, Register], None] | None:
+        slope, factor = self.epilogue.slope, self._constant(_FACTOR)
+        if slope is None:
+            return None
+        return lambda words, spare: _multiply(self.asm, slope, factor, words, spare)
 
     def look_up(self, sums: Sequence[Register]) -> None:
         """Replace the bytes in the first of `sums` by their entries in the table, if there is one.
@@ -468,8 +576,8 @@ class NarrowByteResults:
     def _cut_to_own(self, total: Register) -> None:
         asm = self.asm
         asm.emit("vroundps", total, total, _NEAREST)
-        asm.emit("vmaxps", total, total, self._constant(_FLOOR))
-        asm.emit("vminps", total, total, self._constant(_CEILING))
+        asm.emit("vpminud", total, total, self._constant(_FLOOR))
+        asm.emit("vpminsd", total, total, self._constant(_CEILING))
 
     def _add(self, sums: Sequence[Register], added: Memory, consecutive: bool) -> None:
         """Add the bytes at `added`; `consecutive`: whether registers hold consecutive positions."""

@@ -34,23 +34,23 @@ RESULT = Quantisation(0.027, -19)
 TABLE = tuple(np.random.default_rng(3).integers(-128, 128, 256).tolist())
 
 
-def rectified(first: int, slope: float, zero: int = -128) -> tuple[int, ...]:
+def rectified(first: int, power: float, zero: int = -128) -> tuple[int, ...]:
     """A table of bytes that is constant up to the place `first`, and rises behind it."""
     places = (np.arange(-128, 128) - first).clip(0)
-    return tuple((np.rint(places * slope) + zero).clip(-128, 127).astype(int).tolist())
+    return tuple((np.rint(places**power) + zero).clip(-128, 127).astype(int).tolist())
 
 
 # By the places between the first entry that differs and the last: 256 of them need four registers
 # of AVX-512, and a line needs none.
 TABLES = {
     "any": TABLE,
-    "four registers": rectified(-80, 1.2),
-    "three registers": rectified(-50, 1.7, -90),
-    "two registers": rectified(3, 1.9),
-    "a register": rectified(80, 5.0),
+    "four registers": rectified(-80, 1.05),
+    "three registers": rectified(-50, 1.1, -90),
+    "two registers": rectified(3, 1.14),
+    "a register": rectified(80, 1.5),
     "a line": rectified(-20, 1.0, -7),
     "a constant": rectified(127, 1.0, 9),
-    "falling": tuple(-each - 1 for each in rectified(10, 1.5)),
+    "falling": tuple(-each - 1 for each in rectified(10, 1.1)),
 }
 
 
@@ -90,6 +90,33 @@ def test_a_table_says_what_becomes_of_a_byte(
     (said,) = graph.evaluate([x])
     right = (wanted - RESULT.zero_point) * RESULT.scale
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
+
+
+@at_both_levels
+@pytest.mark.parametrize("ratio", [0.7713, 1.4632, 3.3171, 6.7193])
+@pytest.mark.parametrize("least", [-128, -30])
+@pytest.mark.parametrize("adds", [False, True])
+def test_bytes_in_other_steps_are_multiplied(
+    adds: bool, least: int, ratio: float, target: Target
+) -> None:
+    """By a factor, with an addition or two doublings before it, and bounds."""
+    case = replace(CASE, adds=adds)
+    own, added = case.steps[3 if adds else 1], case.steps[2] if adds else None
+    places = np.arange(-128, 128) - own.zero_point
+    table = (np.rint(places * ratio) - 30).clip(least, 101).astype(int).tolist()
+    sums = {"added": added, "summed": own} if adds else {}
+    first = case.steps[1] if not adds or case.rounds_first else None
+    graph = with_rounding(case, RoundedResult(RESULT, first, table=tuple(table), **sums))
+    inputs = case.inputs(graph)
+    run = run_built(
+        built_model(lower_model(graph, ModelOptions(target))), [x[None] for x in inputs]
+    )
+    found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
+    integers, near = case.wanted(inputs)
+    wanted = np.array(table)[integers.astype(int) + 128]
+    np.testing.assert_array_equal(found[~near], wanted[~near])
+    bytes_of = (np.array(table) + 128).astype(np.uint8)
+    assert ByteEpilogue(0).with_function(bytes_of, own.zero_point + 128).slope is not None
 
 
 @at_both_levels
@@ -142,10 +169,14 @@ def test_a_table_follows_a_sum(
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
 
 
+SUMS = np.append(np.arange(-600, 600), (-(2**15), 2**15 - 1))
+
+
 def packed(epilogue: ByteEpilogue) -> Array:
-    """y for rounded sums from -600 on, as the epilogue has it."""
+    """y for rounded `SUMS`, as the epilogue has it."""
     zero = epilogue.packed_zero
-    packed = (np.arange(-600, 600) + zero).clip(0, 255).clip(epilogue.least, epilogue.most)
+    sums = SUMS if epilogue.slope is None else epilogue.slope.of(SUMS)
+    packed = (sums + zero).clip(0, 255).clip(epilogue.least, epilogue.most)
     if epilogue.table is None:
         return packed
     return epilogue.table[packed.clip(0, epilogue.table.size - 1)].astype(int)
@@ -161,11 +192,32 @@ def test_a_table_keeps_the_entries_that_differ(
     bytes_of = (np.array(table) + 128).astype(np.uint8)
     plain = ByteEpilogue(7, *bounds)
     made = plain.with_function(bytes_of, zero)
-    wanted = bytes_of[(np.arange(-600, 600) + zero).clip(0, 255).clip(*bounds)]
+    wanted = bytes_of[(SUMS + zero).clip(0, 255).clip(*bounds)]
     np.testing.assert_array_equal(packed(made), wanted)
     if made.table is not None:
         assert made.table[0] != made.table[1] and made.table[-1] != made.table[-2]
     assert made.zero == plain.zero
+
+
+RATIOS = {0.3117: True, 0.7713: True, 1.0: True, 1.4632: True, 1.9371: True, 2.0837: True}
+RATIOS |= {3.3171: True, 6.7193: True, 11.03: False, -0.61: False, 0.5: False, 1.5: False}
+
+
+@pytest.mark.parametrize("zero", [40, 93, 130])
+@pytest.mark.parametrize(("ratio", "agree"), RATIOS.items())
+@pytest.mark.parametrize("bounds", [(0, 255), (128, 255)])
+def test_a_factor_is_one_where_all_bytes_agree(
+    bounds: tuple[int, int], ratio: float, agree: bool, zero: int
+) -> None:
+    """Bytes in other steps, behind a ReLU or not. Ties at 0.5 and 1.5 go to even in the table."""
+    table = (np.rint((np.arange(256) - zero) * ratio) + 128).clip(*bounds).astype(np.uint8)
+    made = ByteEpilogue(7).with_function(table, zero)
+    wanted = table[(SUMS + zero).clip(0, 255)]
+    np.testing.assert_array_equal(packed(made), wanted)
+    assert (made.table is None) == agree
+    kept = ByteEpilogue(7).with_function(table, zero, 4)
+    assert kept.slope is None
+    np.testing.assert_array_equal(packed(kept), wanted)
 
 
 PARTS = {"any": 4, "four registers": 4, "three registers": 3, "two registers": 2}

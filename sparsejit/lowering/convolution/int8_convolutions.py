@@ -65,6 +65,7 @@ from sparsejit.lowering.convolution.int8_images import (
 from sparsejit.lowering.memory.storage import View, cut
 from sparsejit.lowering.products.linear import with_x_steps
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.int8_plan import (
     ByteColumns,
@@ -98,7 +99,7 @@ def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
     matrix = _taps(low, node)
     integers, _ = quantised_nonzeros(matrix)
     bias = low.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    epilogue, ends = ends_of(matrix, bias, op, image.steps)
+    epilogue, ends = ends_of(matrix, bias, op, image.steps, low.target)
     weights = np.zeros(integers.shape, np.int8)
     weights[integers.rows, integers.columns] = integers.values
     lowered = LoweredByteDepthwise(windows, weights, ends, epilogue)
@@ -164,6 +165,8 @@ def _depthwise_step(
     return Step(name, node.output.origin, (x,), (result,), emit, facts, divide=divide)
 
 
+# Parts up to which a table takes fewer instructions than a slope: a part of AVX2 is 16 entries.
+_PARTS_BEFORE_SLOPES = {"avx512": 2, "avx2": 0}
 _WORTH_CUTTING = 2.0**31  # what an int32 holds
 
 
@@ -173,7 +176,11 @@ def plain(op: Convolution) -> Convolution:
 
 
 def ends_of(
-    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: Quantisation
+    matrix: SparseMatrix,
+    bias: np.ndarray | None,
+    op: Convolution,
+    x: Quantisation,
+    target: Target,
 ) -> tuple[ByteEpilogue, np.ndarray]:
     """The epilogue that turns a kernel's int32 sums into bytes, and its numbers by row, (out, 3).
 
@@ -190,10 +197,13 @@ def ends_of(
     ends = np.stack([of_sums, start - of_sums * (x.zero_point + ZERO) * weights, late], axis=1)
     most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
     cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
-    return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
+    parts = _PARTS_BEFORE_SLOPES[target.isa]
+    return _epilogue(op.rounding, op.activation, cuts, parts), ends.astype(np.float32)
 
 
-def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
+def _epilogue(
+    rounding: RoundedResult, activation: Activation, cuts: bool, parts: int
+) -> ByteEpilogue:
     zero, cut = rounding.result.zero_point + ZERO, rounding.read
     least = cut.zero_point + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
     is_cut = activation is Activation.RELU6
@@ -206,7 +216,7 @@ def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> By
     if rounding.table is None:
         return made
     table = (np.array(rounding.table) + ZERO).astype(np.uint8)
-    return made.with_function(table, cut.zero_point + ZERO)
+    return made.with_function(table, cut.zero_point + ZERO, parts)
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
@@ -324,7 +334,7 @@ class _Product:
         matrix, each = _plain_filters(low, self.node)
         matrix, bias = matrix.rows(self.first, self.end), each.bias
         bias = None if bias is None else bias[self.first : self.end]
-        epilogue, ends = ends_of(matrix, bias, self.op, self.x)
+        epilogue, ends = ends_of(matrix, bias, self.op, self.x, low.target)
         integers, _ = quantised_nonzeros(matrix)
         windows, form = self.windows, self.form
         x = ChannelFours(windows.planes, windows.phases) if form.fours else windows.planes
