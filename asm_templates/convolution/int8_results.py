@@ -163,6 +163,11 @@ class ByteEpilogue:
         return self.zero if self.start is None else self.start
 
     @property
+    def is_lifted(self) -> bool:
+        """Whether packing cuts sums at 0, and bytes get the zero point, which is their bound."""
+        return 0 < self.least == self.packed_zero
+
+    @property
     def parts(self) -> int:
         """Registers of AVX-512 that the table fills."""
         return 0 if self.table is None else ceil_div(self.table.size, _PART)
@@ -178,7 +183,7 @@ class ByteEpilogue:
         needs = {
             _LARGEST: self.cuts and not self.is_cut_first,
             _GAP: True,
-            _ZERO: self.packed_zero != 0,
+            _ZERO: self.packed_zero != 0 and not self.is_lifted,
             _LEAST: self.least > 0,
             _MOST: self.has_bound,
             _FACTOR: self.slope is not None,
@@ -198,6 +203,7 @@ class ByteEpilogue:
             self.parts,
             self.cuts,
             self.packed_zero != 0,
+            self.is_lifted,
             self.least > 0,
             self.most < 255,
         )
@@ -326,7 +332,7 @@ class ByteResults:
         if order is not None:
             asm.emit("vpermd", low, order, low)
         if epilogue.least:
-            asm.emit("vpmaxub", low, low, kept[_LEAST])
+            asm.emit("vpaddusb" if epilogue.is_lifted else "vpmaxub", low, low, kept[_LEAST])
         if epilogue.has_bound:
             asm.emit("vpminub", low, low, kept[_MOST])
         self.store(self._looked_up(low, constants) if epilogue.parts else low, y)
@@ -508,10 +514,11 @@ class NarrowByteResults:
                 asm.emit("vminps", total, total, self._constant(_LARGEST))
         for total in sums:
             asm.emit("vcvtps2dq", total, total)
-        zero_point = self._constant(_ZERO) if epilogue.packed_zero else None
+        zero_point = self._constant(_ZERO) if _ZERO in epilogue.used else None
         pack_results(asm, sums, zero_point, self._multiplied())
         if epilogue.least:
-            asm.emit("vpmaxub", low, low, self._constant(_LEAST))
+            least = self._constant(_LEAST)
+            asm.emit("vpaddusb" if epilogue.is_lifted else "vpmaxub", low, low, least)
         if epilogue.most < 255:
             asm.emit("vpminub", low, low, self._constant(_MOST))
 
