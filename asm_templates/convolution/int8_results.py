@@ -10,17 +10,17 @@
     (or t = sum * scale + bias, if the product is not rounded before the addition, and s1 is 1)
     or, with the bias added after the first rounding,
     t = clip(round(sum * scale), ...);         y = clip(round(t * s1 + bias) + zero, ...)
-    or, with a function of one byte as a table,
-    t = clip(round(sum * scale + bias) + zt, ...);  y = table[t]
+    or, with a function of one byte as a table, or as a slope where all bytes agree,
+    t = clip(round(sum * scale + bias) + zt, ...);  y = table[t] = clip(round((t - zt) * r) + zero)
 
 In each group of 16 bytes, four registers of sums hold positions 0 to 3, 4 to 7, 8 to 11 and 12 to
 15; packing with saturation puts them in order. Or each register holds 16 consecutive positions, and
 a permutation puts the packed bytes in order.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,17 +41,65 @@ from sparsejit.x86.operands import (
 )
 
 # Indices of the 4-byte words that `ByteEpilogue.constants` returns; each fills a register.
-_WORDS = range(10)
-_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE = _WORDS
-_FIRST = 20  # register of the first constant
+_WORDS = range(11)
+_LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FACTOR, *_FLOATS = _WORDS
+_FLOOR, _CEILING, _OWN, _ADDED, _BASE = _FLOATS
+_KEPT = [zmm(number) for number in range(20, 30)]
 _SCALE, _BIAS, _EMPTY, _OTHERS = zmm(13), zmm(14), zmm(15), zmm(16)
 MASK = zmm(31)
 _UPPER = k(1)
 _TABLE_BASE = rcx
+_HALF = 2**14  # of the divisor of `vpmulhrsw`
+_MOST_DOUBLINGS = 2
+_PART = 64  # entries of a table in a register
+_PARTS = 4  # of a table of all bytes
 _BLEND = 0xCA  # vpternlogd: the second operand where the first has ones, else the third
 _NEAREST = 0  # vrndscaleps: to integers, ties to even
 _TOO_LARGE = 65536.0  # beyond any byte; a float beyond int32 would become the least int32
 _ALIGNMENT = 64  # of the table
+
+
+class Slope(NamedTuple):
+    """A factor of 16-bit integers w: `vpmulhrsw` of w doubled, and w doubled itself if `adds`.
+
+    The factor is factor / 2**15, plus 1 if `adds`, times 2**doublings; products round half up.
+    """
+
+    factor: int
+    adds: bool
+    doublings: int
+
+    def of(self, words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the products, without saturation."""
+        doubled = words << self.doublings
+        return (doubled * self.factor + _HALF >> 15) + (doubled if self.adds else 0)
+
+
+def slope_of(
+    words: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], least: int, most: int
+) -> Slope | None:
+    """Return the slope with which all products, cut to `least` and `most`, are `wanted`.
+
+    None if there is none. A slope is positive, so that larger words have larger products.
+    """
+    above, below = wanted > least, wanted < most
+    for doublings in range(_MOST_DOUBLINGS + 1):
+        doubled = words << doublings
+        size = np.maximum(np.abs(doubled), 1)
+        floors = (wanted << 15) - _HALF, (wanted << 15) + _HALF - 1
+        # w * c reaches the first where the result is to be above the least, and not the second.
+        lowest, highest = 1, 2**16 - 1
+        for sign in (1, -1):
+            of_sign = np.sign(doubled) == sign
+            first, last = floors if sign > 0 else (-floors[1], -floors[0])
+            starts, ends = (above, below) if sign > 0 else (below, above)
+            lowest = max([lowest, *-(-first[of_sign & starts] // size[of_sign & starts])])
+            highest = min([highest, *last[of_sign & ends] // size[of_sign & ends]])
+        if lowest <= highest:
+            adds = bool(lowest >= 2**15)
+            middle = int(lowest + (highest if adds else min(highest, 2**15 - 1))) // 2
+            return Slope(middle - 2**15 * adds, adds, doublings)
+    return None
 
 
 @dataclass(frozen=True)
@@ -66,7 +114,9 @@ class ByteEpilogue:
     own: (scale / scale of y, zero point) of t, the value that is rounded first; None if none is.
     added: the same for the bytes of the added image; None if there is none.
     late: whether the bias is added after the first rounding.
-    table: y for each byte t, and the zero point of t; None if there is no function.
+    start: number that packing to bytes adds to rounded sums, if it is not `zero`.
+    slope: factor of rounded sums; None if there is none.
+    table: y for each packed byte, up to the last that differs; None if there is none.
     """
 
     zero: int
@@ -76,7 +126,45 @@ class ByteEpilogue:
     own: tuple[float, int] | None = None
     added: tuple[float, int] | None = None
     late: bool = False
-    table: tuple[npt.NDArray[np.uint8], int] | None = None
+    start: int | None = None
+    slope: Slope | None = None
+    table: npt.NDArray[np.uint8] | None = None
+
+    def with_function(
+        self, table: npt.NDArray[np.uint8], zero_point: int, parts: int = 0
+    ) -> "ByteEpilogue":
+        """Return the epilogue with `table`: y for each byte t, whose zero point is given.
+
+        `least` and `most` are bounds of t here. The epilogue has a slope with bounds of y if there
+        is one that gives the same bytes, unless a table has at most `parts` parts.
+        """
+        entries = table[np.arange(table.size).clip(self.least, self.most)].astype(np.int64)
+        shorter = self._with_table(entries, zero_point)
+        if shorter.parts <= parts:
+            return shorter
+        start, least, most = (int(n) for n in (entries[zero_point], entries.min(), entries.max()))
+        words = np.arange(table.size) - zero_point
+        slope = slope_of(words, entries - start, least - start, most - start)
+        if slope is None:
+            return shorter
+        return replace(self, start=start, least=least, most=most, slope=slope)
+
+    def _with_table(
+        self, entries: npt.NDArray[np.int64], zero_point: int
+    ) -> "ByteEpilogue":
+        """Return the epilogue with the entries that differ.
+
+        Packing saturates, so bytes are packed with the last entry that is like the first one as 0.
+        A table whose other entries are consecutive numbers is a zero point and bounds.
+        """
+        changes = np.flatnonzero(np.diff(entries))
+        first, last = (int(changes[0]), changes[-1] + 1) if len(changes) else (0, 0)
+        entries = entries[first : last + 1]
+        least, most = int(entries[0]), int(entries[-1])
+        if (np.diff(entries) == 1).all():
+            return replace(self, start=zero_point - first + least, least=least, most=most)
+        shorter = entries.astype(np.uint8)
+        return replace(self, start=zero_point - first, least=0, most=255, table=shorter)
 
     element_bytes: ClassVar[int] = 1  # of y
 
@@ -87,22 +175,65 @@ class ByteEpilogue:
 
     @property
     def packed_zero(self) -> int:
-        """Zero point of the packed bytes: the table's input if there is a table, else y."""
-        return self.zero if self.table is None else self.table[1]
+        """The number that packing to bytes adds to rounded sums."""
+        return self.zero if self.start is None else self.start
 
     @property
-    def code(self) -> tuple[bool, ...]:
+    def is_lifted(self) -> bool:
+        """Whether packing cuts sums at 0, and bytes get the zero point, which is their bound."""
+        return 0 < self.least == self.packed_zero
+
+    @property
+    def parts(self) -> int:
+        """Registers of AVX-512 that the table fills."""
+        return 0 if self.table is None else ceil_div(self.table.size, _PART)
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether packed bytes have an upper bound: `most`, or the table's last place."""
+        return self.most < 255 or 0 < self.parts < _PARTS
+
+    @property
+    def used(self) -> list[int]:
+        """The constants that the code reads."""
+        needs = {
+            _LARGEST: self.cuts and not self.is_cut_first,
+            _GAP: True,
+            _ZERO: self.packed_zero != 0 and not self.is_lifted,
+            _LEAST: self.least > 0,
+            _MOST: self.has_bound,
+            _FACTOR: self.slope is not None,
+            **dict.fromkeys((_FLOOR, _CEILING, _OWN), self.is_cut_first),
+            **dict.fromkeys((_ADDED, _BASE), self.added is not None),
+        }
+        return [name for name, is_needed in needs.items() if is_needed]
+
+    @property
+    def code(self) -> tuple[int, ...]:
         """The properties that the code depends on."""
         return (
+            *(self.slope or ())[1:],
             self.is_cut_first,
             self.added is not None,
             self.late,
-            self.table is not None,
+            self.parts,
             self.cuts,
-            self.packed_zero > 0,
+            self.packed_zero != 0,
+            self.is_lifted,
             self.least > 0,
             self.most < 255,
         )
+
+    @property
+    def whole_table(self) -> npt.NDArray[np.uint8]:
+        """The table for any byte.
+
+        The last entry repeats up to the bound of packed bytes. The zero point, which no byte reads,
+        follows.
+        """
+        assert self.table is not None
+        read = np.pad(self.table, (0, _PART * self.parts - self.table.size), mode="edge")
+        return np.pad(read, (0, _PARTS * _PART - read.size), constant_values=self.zero)
 
     @property
     def is_of_sums(self) -> bool:
@@ -121,19 +252,21 @@ class ByteEpilogue:
         scaled = fused(sums.astype(np.float32), scale, bias)
         rounded = np.rint(np.minimum(scaled, np.float32(_TOO_LARGE)))
         packed = (rounded + np.float32(self.packed_zero)).clip(self.least, self.most)
-        return self.table[0][packed.astype(np.uint8)]
+        return self.whole_table[packed.astype(np.uint8).clip(0, self.table.size - 1)]
 
     def words(self, copies: int = 1) -> bytes:
         """Return the constants, each 4 bytes, `copies` times."""
         own_scale, own_zero = self.own or (1.0, 0)
         scale, added_zero = self.added or (0.0, 0)
-        floats = [-own_zero, 255 - own_zero, own_scale, scale, -added_zero * np.float32(scale)]
+        floats = [-float(own_zero), 255 - own_zero, own_scale]
+        floats += [scale, -added_zero * float(np.float32(scale))]
         words = [
             np.float32(_TOO_LARGE).tobytes(),
             bytes([self.zero] * 4),
             np.array([self.packed_zero] * 2, np.int16).tobytes(),
             bytes([self.least] * 4),
-            bytes([self.most] * 4),
+            bytes([min(self.most, _PART * self.parts - 1) if self.parts else self.most] * 4),
+            np.array([self.slope.factor if self.slope else 0] * 2, np.int16).tobytes(),
             np.array(floats, np.float32).tobytes(),
         ]
         return b"".join(
@@ -142,7 +275,7 @@ class ByteEpilogue:
 
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return the bytes that the code of AVX-512 reads: constants, and the table behind them."""
-        return _before(b"" if self.table is None else self.table[0].tobytes(), self.words())
+        return _before(b"" if self.table is None else self.whole_table.tobytes(), self.words())
 
 
 _Floats = npt.NDArray[np.float32]
@@ -190,14 +323,20 @@ def _table_place(copies: int) -> int:
 
 
 def pack_results(
-    asm: Assembler, sums: Sequence[Register], zero_point: Register | Memory | None
+    asm: Assembler,
+    sums: Sequence[Register],
+    zero_point: Register | Memory | None,
+    multiply: Callable[[Register, Register], None] | None = None,
 ) -> Register:
     """Append code that packs one, two or four vectors of int32 to bytes, plus the zero point.
 
-    Return the first register, which holds them all.
+    Return the first register, which holds them all. `multiply` appends code for a register of
+    16-bit integers; its other register is a sum that is no longer needed, if there are several.
     """
     for first, next_one in zip(sums[::2], sums[1::2] or sums, strict=True):
         asm.emit("vpackssdw", first, first, next_one)
+        if multiply is not None:
+            multiply(first, next_one)
         if zero_point is not None:
             asm.emit("vpaddsw", first, first, zero_point)
     low, high = sums[0], sums[len(sums) // 4 * 2]
@@ -205,20 +344,35 @@ def pack_results(
     return low
 
 
+def _multiply(
+    asm: Assembler, slope: Slope, factor: Register | Memory, words: Register, spare: Register
+) -> None:
+    """Append the multiplication of a register of 16-bit integers by a slope."""
+    for _ in range(slope.doublings):
+        asm.emit("vpaddsw", words, words, words)
+    asm.emit("vpmulhrsw", spare if slope.adds else words, words, factor)
+    if slope.adds:
+        asm.emit("vpaddsw", words, words, spare)
+
+
 class ByteResults:
     """Appends code of AVX-512 that turns int32 sums into bytes of y.
 
-    It keeps the registers from `_FIRST` on.
+    It keeps the registers `_KEPT`: constants, then the parts of the table that have room.
     """
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
-        self.kept = {name: zmm(_FIRST + name) for name in _WORDS}
+        free = iter(_KEPT)
+        self.kept = {name: next(free) for name in epilogue.used}
+        self.parts = [*free][: epilogue.parts]
 
     def load_constants(self, base: Register) -> None:
         """Load the constants at `base` into their registers."""
         for name, register in self.kept.items():
             self.asm.emit("vpbroadcastd", register, Memory(base, 4 * name))
+        for number, part in enumerate(self.parts):
+            self.asm.emit("vmovdqu64", part, Memory(base, _table_place(1) + _PART * number))
         zero(self.asm, _EMPTY)
 
     @property
@@ -240,7 +394,7 @@ class ByteResults:
         `row` points at the scale and biases of their output channel, `added` is the place in the
         added image. `order`: permutation of the packed dwords, if registers hold consecutive
         positions. `constants`: memory that holds the address of the constants. Clobbers rcx if
-        there is a table.
+        registers have no room for the table.
         """
         asm, kept, epilogue = self.asm, self.kept, self.epilogue
         asm.emit("vbroadcastss", _SCALE, Memory(row, 4))
@@ -257,16 +411,14 @@ class ByteResults:
                 asm.emit("vminps", total, total, kept[_LARGEST])
         for total in sums:
             asm.emit("vcvtps2dq", total, total)
-        low = pack_results(asm, sums, kept[_ZERO] if epilogue.packed_zero else None)
+        low = pack_results(asm, sums, kept.get(_ZERO), self._multiplied())
         if order is not None:
             asm.emit("vpermd", low, order, low)
         if epilogue.least:
-            asm.emit("vpmaxub", low, low, kept[_LEAST])
-        if epilogue.most < 255:
+            asm.emit("vpaddusb" if epilogue.is_lifted else "vpmaxub", low, low, kept[_LEAST])
+        if epilogue.has_bound:
             asm.emit("vpminub", low, low, kept[_MOST])
-        if epilogue.table is not None:
-            self._look_up(low, constants)
-        self.store(low, y)
+        self.store(self._looked_up(low, constants) if epilogue.parts else low, y)
 
     def store(self, values: Register, y: Memory) -> None:
         """Store a vector of bytes: values at the positions in MASK, the zero point in gaps.
@@ -280,17 +432,44 @@ class ByteResults:
         self.asm.emit("vpternlogd", _OTHERS, values, self.gap, _BLEND)
         self.asm.emit("vmovdqu64", y, _OTHERS)
 
-    def _look_up(self, values: Register, constants: Memory) -> None:
-        """Replace each byte by its entry in the table of 256 bytes."""
-        asm, parts, other = self.asm, [zmm(number) for number in range(4, 8)], zmm(8)
-        asm.emit("mov", _TABLE_BASE, constants)
-        for number, part in enumerate(parts):
-            asm.emit("vmovdqu64", part, Memory(_TABLE_BASE, _table_place(1) + 64 * number))
+    def _multiplied(self) -> Callable[[Register, Register], None] | None:
+        slope = self.epilogue.slope
+        if slope is None:
+            return None
+        return lambda words, _: _multiply(self.asm, slope, self.kept[_FACTOR], words, _OTHERS)
+
+    def _looked_up(self, values: Register, constants: Memory) -> Register:
+        """Return the register of the table's entry for each byte, which is below its end.
+
+        Clobbers `values`.
+        """
+        asm, other, parts = self.asm, zmm(8), list[Register | Memory](self.parts)
+        if len(parts) < self.epilogue.parts:
+            asm.emit("mov", _TABLE_BASE, constants)
+            for number in range(len(parts), self.epilogue.parts):
+                parts.append(Memory(_TABLE_BASE, _table_place(1) + _PART * number))
+        lower, upper = parts[:2], parts[2:]
+        if not upper:
+            self._permute(values, values, lower)
+            return values
         asm.emit("vpmovb2m", _UPPER, values)
         asm.emit("vmovdqa64", other, values)
-        asm.emit("vpermi2b", values, *parts[:2])
-        asm.emit("vpermi2b", other, *parts[2:])
-        asm.emit("vmovdqu8", values.masked(_UPPER), other)
+        self._permute(other, other, lower)
+        if len(upper) == 1:
+            self._permute(other.masked(_UPPER), values, upper)
+        else:
+            self._permute(values, values, upper)
+            asm.emit("vmovdqu8", other.masked(_UPPER), values)
+        return other
+
+    def _permute(
+        self, into: Register, places: Register, parts: Sequence[Register | Memory]
+    ) -> None:
+        """into = the bytes at `places` of one part, or of two; of two, `into` holds the places."""
+        if len(parts) == 1:
+            self.asm.emit("vpermb", into, places, *parts)
+        else:
+            self.asm.emit("vpermi2b", into, *parts)
 
     def _add_late(self, sums: list[Register], row: Register) -> None:
         asm, kept = self.asm, self.kept
@@ -300,10 +479,15 @@ class ByteResults:
             asm.emit("vfmadd213ps", total, kept[_OWN], _BIAS)
 
     def _cut_to_own(self, total: Register) -> None:
+        """Round a float, and cut it to the floor, at most -0.0, and the ceiling, at least 0.0.
+
+        Both bounds hold as integers too, which more ports compare: the smallest negative floats are
+        the largest unsigned integers.
+        """
         asm, kept = self.asm, self.kept
         asm.emit("vrndscaleps", total, total, _NEAREST)
-        asm.emit("vmaxps", total, total, kept[_FLOOR])
-        asm.emit("vminps", total, total, kept[_CEILING])
+        asm.emit("vpminud", total, total, kept[_FLOOR])
+        asm.emit("vpminsd", total, total, kept[_CEILING])
 
     def _add(self, sums: list[Register], added: Memory, order: Register | None) -> None:
         asm, kept, parts = self.asm, self.kept, [zmm(number) for number in range(4, 8)]
@@ -343,8 +527,8 @@ class NarrowByteResults:
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
-        table, zero_point = epilogue.table, epilogue.zero
-        self.parts = None if table is None else TableParts.of(table[0], zero_point)
+        is_plain = epilogue.table is None
+        self.parts = None if is_plain else TableParts.of(epilogue.whole_table, epilogue.zero)
 
     @property
     def code(self) -> Hashable:
@@ -429,7 +613,8 @@ class NarrowByteResults:
         """Append code that packs registers of int32 sums to bytes of y in the first, or to t.
 
         The row is loaded; rcx points at the constants. `consecutive`: whether registers hold
-        consecutive positions. The other sums are clobbered.
+        consecutive positions. The other sums are clobbered, and all of `SPARE` if there is an
+        addition, else the first two.
         """
         asm, epilogue, low = self.asm, self.epilogue, sums[0]
         scale, bias, *_ = self.SPARE
@@ -445,12 +630,19 @@ class NarrowByteResults:
                 asm.emit("vminps", total, total, self._constant(_LARGEST))
         for total in sums:
             asm.emit("vcvtps2dq", total, total)
-        zero_point = self._constant(_ZERO) if epilogue.packed_zero else None
-        pack_results(asm, sums, zero_point)
+        zero_point = self._constant(_ZERO) if _ZERO in epilogue.used else None
+        pack_results(asm, sums, zero_point, self._multiplied())
         if epilogue.least:
-            asm.emit("vpmaxub", low, low, self._constant(_LEAST))
-        if epilogue.most < 255:
+            least = self._constant(_LEAST)
+            asm.emit("vpaddusb" if epilogue.is_lifted else "vpmaxub", low, low, least)
+        if epilogue.has_bound:
             asm.emit("vpminub", low, low, self._constant(_MOST))
+
+    def _multiplied(self) -> Callable[[Register, Register], None] | None:
+        slope, factor = self.epilogue.slope, self._constant(_FACTOR)
+        if slope is None:
+            return None
+        return lambda words, spare: _multiply(self.asm, slope, factor, words, spare)
 
     def look_up(self, sums: Sequence[Register], own: Memory | None = None) -> None:
         """Replace the bytes in the first of `sums` by their entries less the zero point.
@@ -493,8 +685,8 @@ class NarrowByteResults:
     def _cut_to_own(self, total: Register) -> None:
         asm = self.asm
         asm.emit("vroundps", total, total, _NEAREST)
-        asm.emit("vmaxps", total, total, self._constant(_FLOOR))
-        asm.emit("vminps", total, total, self._constant(_CEILING))
+        asm.emit("vpminud", total, total, self._constant(_FLOOR))
+        asm.emit("vpminsd", total, total, self._constant(_CEILING))
 
     def _add(self, sums: Sequence[Register], added: Memory, consecutive: bool) -> None:
         """Add the bytes at `added`; `consecutive`: whether registers hold consecutive positions."""

@@ -13,6 +13,9 @@ The pass:
     d = (q - z) * s                ->     y = linear[int8](x, W, b)
     y = linear(d, W, b)
 
+    q = clip(round(x / s) + z)
+    d = (max_pool(q) - z) * s      ->     d = rounded(max_pool(x); s, z)
+
 where each row of W is whole steps of a scale. Other readers of d read x rounded in one chain. The
 scale is one number, and values are bytes; padding of d with zeros is padding of x with zeros.
 """
@@ -25,10 +28,10 @@ import numpy as np
 
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.views import Pad
+from sparsejit.ir.ops.views import Pad, Permute, Reshape
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Quantisation, fits_quantisation
 from sparsejit.ir.values import Array, Value
@@ -173,15 +176,18 @@ def _fits(weights: Array) -> bool:
 
 
 def _read_again(site: Site) -> _Rounding | None:
-    """The rounding that a node completes if it dequantises the integers that its producer made.
+    """The rounding that a node completes if it dequantises integers that a node before it made.
 
-    None for other nodes, or if the scales or zero points of the two differ.
+    Views and max pooling between the two come before the rounding. None for other nodes, or if the
+    scales or zero points of the two differ.
     """
     node = Node(site.op, site.inputs, site.outputs)
     value, back = functions_of(node, site.number)
-    source, made_by = functions_of(
-        None if value is None else site.producer(value), site.number
-    )
+    producer, between = None if value is None else site.producer(value), list[Node]()
+    while producer is not None and _keeps_order(producer):
+        between.append(producer)
+        producer = site.producer(producer.inputs[0])
+    source, made_by = functions_of(producer, site.number)
     numbers = dict(made_by)
     scale, zero = numbers.get("div"), numbers.get("add", 0.0)
     least, largest = numbers.get("maximum", 0.0), numbers.get("minimum", 0.0)
@@ -191,5 +197,17 @@ def _read_again(site: Site) -> _Rounding | None:
         return None
     if source is None or scale is None or (least, largest) not in _RANGES:
         return None
+    if source.type.element is not site.output.type.element:
+        return None
+    for each in reversed(between):
+        source = site.one(each.op, source, origin=each.output.origin)
     shift = int(zero - (least + largest + 1) / 2)
     return _Rounding(source, scale, shift) if source.type == site.output.type else None
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether a node takes elements of its operand, or the largest of some."""
+    op = node.op
+    return isinstance(op, Reshape | Permute) or (
+        isinstance(op, Pooling) and op.kind is PoolingKind.MAX
+    )

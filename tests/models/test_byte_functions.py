@@ -43,6 +43,26 @@ RESULT = Quantisation(0.027, -19)
 TABLE = tuple(np.random.default_rng(3).integers(-128, 128, 256).tolist())
 
 
+def rectified(first: int, power: float, zero: int = -128) -> tuple[int, ...]:
+    """A table of bytes that is constant up to the place `first`, and rises behind it."""
+    places = (np.arange(-128, 128) - first).clip(0)
+    return tuple((np.rint(places**power) + zero).clip(-128, 127).astype(int).tolist())
+
+
+# By the places between the first entry that differs and the last: 256 of them need four registers
+# of AVX-512, and a line needs none.
+TABLES = {
+    "any": TABLE,
+    "four registers": rectified(-80, 1.05),
+    "three registers": rectified(-50, 1.1, -90),
+    "two registers": rectified(3, 1.14),
+    "a register": rectified(80, 1.5),
+    "a line": rectified(-20, 1.0, -7),
+    "a constant": rectified(127, 1.0, 9),
+    "falling": tuple(-each - 1 for each in rectified(10, 1.1)),
+}
+
+
 def with_rounding(case: Case, rounding: RoundedResult) -> Graph:
     s, inner = Sketch(), case.graph()
     (node,) = inner.nodes
@@ -63,21 +83,49 @@ def integers_of(graph: Graph, x: Array, target: Target) -> Array:
 @pytest.mark.parametrize("shift", [-128, 5, 127])
 @pytest.mark.parametrize("density", [0.1, 1.0])
 @pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_a_table_says_what_becomes_of_a_byte(
-    activation: Activation, density: float, shift: int, target: Target
+    table: tuple[int, ...], activation: Activation, density: float, shift: int, target: Target
 ) -> None:
     """At density 1 two rows share their inputs."""
     case = replace(CASE, y_shift=shift, density=density, activation=activation)
     own = case.steps[1]
-    graph = with_rounding(case, RoundedResult(RESULT, own, table=TABLE))
+    graph = with_rounding(case, RoundedResult(RESULT, own, table=table))
     (x,) = case.inputs(case.graph())
     found = integers_of(graph, x, target)
     integers, near = case.wanted([x])
-    wanted = np.array(TABLE)[integers.astype(int) + 128]
+    wanted = np.array(table)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
     (said,) = graph.evaluate([x])
     right = (wanted - RESULT.zero_point) * RESULT.scale
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
+
+
+@at_both_levels
+@pytest.mark.parametrize("ratio", [0.7713, 1.4632, 3.3171, 6.7193])
+@pytest.mark.parametrize("least", [-128, -30])
+@pytest.mark.parametrize("adds", [False, True])
+def test_bytes_in_other_steps_are_multiplied(
+    adds: bool, least: int, ratio: float, target: Target
+) -> None:
+    """By a factor, with an addition or two doublings before it, and bounds."""
+    case = replace(CASE, adds=adds)
+    own, added = case.steps[3 if adds else 1], case.steps[2] if adds else None
+    places = np.arange(-128, 128) - own.zero_point
+    table = (np.rint(places * ratio) - 30).clip(least, 101).astype(int).tolist()
+    sums = {"added": added, "summed": own} if adds else {}
+    first = case.steps[1] if not adds or case.rounds_first else None
+    graph = with_rounding(case, RoundedResult(RESULT, first, table=tuple(table), **sums))
+    inputs = case.inputs(graph)
+    run = run_built(
+        built_model(lower_model(graph, ModelOptions(target))), [x[None] for x in inputs]
+    )
+    found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
+    integers, near = case.wanted(inputs)
+    wanted = np.array(table)[integers.astype(int) + 128]
+    np.testing.assert_array_equal(found[~near], wanted[~near])
+    bytes_of = (np.array(table) + 128).astype(np.uint8)
+    assert ByteEpilogue(0).with_function(bytes_of, own.zero_point + 128).slope is not None
 
 
 @at_both_levels
@@ -109,10 +157,13 @@ def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool, target: Ta
 @at_both_levels
 @pytest.mark.parametrize("rounds_first", [False, True])
 @pytest.mark.parametrize("density", [0.1, 1.0])
-def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Target) -> None:
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_follows_a_sum(
+    table: tuple[int, ...], density: float, rounds_first: bool, target: Target
+) -> None:
     case = replace(CASE, density=density, adds=True, rounds_first=rounds_first)
     _, own, added, summed = case.steps
-    rounding = RoundedResult(RESULT, own if rounds_first else None, added, False, summed, TABLE)
+    rounding = RoundedResult(RESULT, own if rounds_first else None, added, False, summed, table)
     graph = with_rounding(case, rounding)
     inputs = case.inputs(graph)
     run = run_built(
@@ -120,7 +171,7 @@ def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Targe
     )
     found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
     integers, near = case.wanted(inputs)
-    wanted = np.array(TABLE)[integers.astype(int) + 128]
+    wanted = np.array(table)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
     (said,) = graph.evaluate(inputs)
     right = (wanted - RESULT.zero_point) * RESULT.scale
@@ -130,7 +181,7 @@ def test_a_table_follows_a_sum(density: float, rounds_first: bool, target: Targe
 BYTES = np.arange(256)
 RANDOM = np.array(TABLE) + 128
 SILU = np.rint((BYTES - 130) * 2.1 / (1 + np.exp((130 - BYTES) / 16)) + 90 - RANDOM % 3) % 256
-TABLES = {
+BYTE_TABLES = {
     "any": RANDOM,
     "the same everywhere": np.full(256, 93),
     "parts of one value": RANDOM[BYTES // 16 * 16],
@@ -143,10 +194,10 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", BYTE_TABLES)
 def test_every_byte_is_looked_up(kind: str) -> None:
     """With AVX2; parts that have the zero point alone have no code, smooth tables have half."""
-    table, zero_point = TABLES[kind].astype(np.uint8), 93
+    table, zero_point = BYTE_TABLES[kind].astype(np.uint8), 93
     parts = TableParts.of(table, zero_point)
     if kind in ("parts of one value", "zero where negative", "steps of two", "a bend"):
         assert parts.is_zero is None
@@ -217,15 +268,77 @@ def test_tables_of_one_input_are_rounded_once() -> None:
         away = [abs(exact - Fraction(float(n))) for n in neighbours(one)]
         assert away[1] <= min(away)
         assert away[1] not in (away[0], away[2]) or one.view(np.uint32) % 2 == 0
-    table = np.arange(256, dtype=np.uint8)
+    table = RANDOM.astype(np.uint8)
     ends = np.stack([scale, bias], axis=1)
-    made = ByteEpilogue(0, table=(table, 40)).bytes_of(sums.astype(int)[:, None], ends)
-    np.testing.assert_array_equal(made[:, 0], (np.rint(found) + 40).clip(0, 255))
+    made = ByteEpilogue(0).with_function(table, 40).bytes_of(sums.astype(int)[:, None], ends)
+    wanted = table[(np.rint(found) + 40).clip(0, 255).astype(int)]
+    np.testing.assert_array_equal(made[:, 0], wanted)
 
 
 def neighbours(value: np.float32) -> list[np.float32]:
     below, above = (np.nextafter(value, np.float32(end)) for end in (-np.inf, np.inf))
     return [below, value, above]
+
+
+SUMS = np.append(np.arange(-600, 600), (-(2**15), 2**15 - 1))
+
+
+def packed(epilogue: ByteEpilogue) -> Array:
+    """y for rounded `SUMS`, as the epilogue has it."""
+    zero = epilogue.packed_zero
+    sums = SUMS if epilogue.slope is None else epilogue.slope.of(SUMS)
+    packed = (sums + zero).clip(0, 255).clip(epilogue.least, epilogue.most)
+    if epilogue.table is None:
+        return packed
+    return epilogue.table[packed.clip(0, epilogue.table.size - 1)].astype(int)
+
+
+@pytest.mark.parametrize("bounds", [(0, 255), (120, 255), (120, 180)])
+@pytest.mark.parametrize("zero", [0, 93, 130, 255])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_keeps_the_entries_that_differ(
+    table: tuple[int, ...], zero: int, bounds: tuple[int, int]
+) -> None:
+    """And bytes of any sum find the same entry."""
+    bytes_of = (np.array(table) + 128).astype(np.uint8)
+    plain = ByteEpilogue(7, *bounds)
+    made = plain.with_function(bytes_of, zero)
+    wanted = bytes_of[(SUMS + zero).clip(0, 255).clip(*bounds)]
+    np.testing.assert_array_equal(packed(made), wanted)
+    if made.table is not None:
+        assert made.table[0] != made.table[1] and made.table[-1] != made.table[-2]
+    assert made.zero == plain.zero
+
+
+RATIOS = {0.3117: True, 0.7713: True, 1.0: True, 1.4632: True, 1.9371: True, 2.0837: True}
+RATIOS |= {3.3171: True, 6.7193: True, 11.03: False, -0.61: False, 0.5: False, 1.5: False}
+
+
+@pytest.mark.parametrize("zero", [40, 93, 130])
+@pytest.mark.parametrize(("ratio", "agree"), RATIOS.items())
+@pytest.mark.parametrize("bounds", [(0, 255), (128, 255)])
+def test_a_factor_is_one_where_all_bytes_agree(
+    bounds: tuple[int, int], ratio: float, agree: bool, zero: int
+) -> None:
+    """Bytes in other steps, behind a ReLU or not. Ties at 0.5 and 1.5 go to even in the table."""
+    table = (np.rint((np.arange(256) - zero) * ratio) + 128).clip(*bounds).astype(np.uint8)
+    made = ByteEpilogue(7).with_function(table, zero)
+    wanted = table[(SUMS + zero).clip(0, 255)]
+    np.testing.assert_array_equal(packed(made), wanted)
+    assert (made.table is None) == agree
+    kept = ByteEpilogue(7).with_function(table, zero, 4)
+    assert kept.slope is None
+    np.testing.assert_array_equal(packed(kept), wanted)
+
+
+PARTS = {"any": 4, "four registers": 4, "three registers": 3, "two registers": 2}
+PARTS |= {"a register": 1, "a line": 0, "a constant": 0}
+
+
+@pytest.mark.parametrize(("name", "parts"), PARTS.items())
+def test_a_table_takes_few_registers(name: str, parts: int) -> None:
+    table = (np.array(TABLES[name]) + 128).astype(np.uint8)
+    assert ByteEpilogue(0).with_function(table, 128).parts == parts
 
 
 @pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}])
@@ -244,9 +357,12 @@ def test_functions_behind_a_rounding_need_it(given: dict[str, Any]) -> None:
 def activated(kind: str) -> Any:
     """Two convolutions, and a function of the first one's byte, as quantize_static writes it."""
     q = Qdq()
-    y = q.steps(q.convolution(q.steps("x", 0.02, 7), 32, CHANNELS), 0.043, 120)
+    product = q.convolution(q.steps("x", 0.02, 7), 32, CHANNELS)
+    y = q.steps(product, 0.043, 120)
     if kind == "silu":
         y = q("Mul", y, q.steps(q("Sigmoid", y), 0.0039))
+    elif kind == "silu, read in steps of their own":
+        y = q("Mul", q.steps(product, 0.043, 120), q.steps(q("Sigmoid", y), 0.0039))
     elif kind == "hardswish":
         y = q("HardSwish", y)
     elif kind == "gelu":
@@ -278,7 +394,10 @@ def test_functions_of_one_byte_become_tables(kind: str) -> None:
 
 
 @at_both_levels
-@pytest.mark.parametrize("kind", ["silu", "hardswish", "gelu", "bias by channel"])
+@pytest.mark.parametrize(
+    "kind",
+    ["silu", "silu, read in steps of their own", "hardswish", "gelu", "bias by channel"],
+)
 def test_they_compute_what_the_file_says(
     kind: str, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +405,9 @@ def test_they_compute_what_the_file_says(
     monkeypatch.setattr(path, lambda low, node: True)
     model = activated(kind)
     fast = sparsejit.compile(model, target=target)
+    kernels = [step.kernel for step in fast.parts.variants[0].steps]
+    if target.isa == "avx2" or target.has("avx512vbmi"):
+        assert not any(kernel.startswith("sigmoid") for kernel in kernels)
     x = np.random.default_rng(5).uniform(-3, 3, (2, CHANNELS, SIZE, SIZE)).astype(np.float32)
     (same,) = model.opset_import
     same.version = 19

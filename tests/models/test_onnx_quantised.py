@@ -244,6 +244,37 @@ def test_operators_of_integers_are_layers_in_int8(always_int8: bool) -> None:
     assert_within_a_step(model, inputs(np.uint8(90), 16, 9))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of the reference
+@pytest.mark.parametrize("between", ["MaxPool", "Transpose", "both"])
+def test_integers_are_pooled_and_viewed_between_layers(between: str, always_int8: bool) -> None:
+    """As the QOperator format has them, without DequantizeLinear around them."""
+    weights = sparse_bytes((16, 16, 1, 1), 0.5)
+    model = convolution_model(weights, np.uint8(90), 16)
+    graph = model.graph
+    steps = ["x_scale", "zero"]
+    inner = ["w", "w_scale", "w_zero", "y_scale", "zero", "b"]
+    pooled = helper.make_node("MaxPool", ["one"], ["pooled"], kernel_shape=[3, 3])
+    last = "one" if between == "Transpose" else "pooled"
+    turned = helper.make_node("Transpose", [last], ["turned"], perm=[0, 1, 3, 2])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *steps], ["q"]),
+        helper.make_node("QLinearConv", ["q", *steps, *inner], ["one"]),
+        *([] if between == "Transpose" else [pooled]),
+        *([] if between == "MaxPool" else [turned]),
+    ]
+    last = nodes[-1].output[0]
+    nodes += [
+        helper.make_node("QLinearConv", [last, "y_scale", "zero", *inner[:5]], ["two"]),
+        helper.make_node("DequantizeLinear", ["two", "y_scale", "zero"], ["y"]),
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    found = sparsejit.compile(model).graph.nodes
+    kinds = [node.op.dtype for node in found if isinstance(node.op, Convolution)]
+    assert kinds == [DType.INT8 if always_int8 else DType.FLOAT32] * 2
+    assert_within_a_step(model, inputs(np.uint8(90), 16, 9))
+
+
 def test_weights_beyond_int8_stay_float32() -> None:
     """Unsigned ones lie up to 255 steps from their zero point."""
     weights = np.random.default_rng(1).integers(0, 256, (12, 6, 3, 3)).astype(np.uint8)

@@ -37,6 +37,7 @@ from sparsejit.lowering.convolution.int8_convolutions import (
     takes_byte_columns,
 )
 from sparsejit.lowering.convolution.windows import window_image
+from sparsejit.passes.common_subexpressions import merge_common_subexpressions
 from sparsejit.passes.int8_columns import byte_columns
 from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import rounded_to_steps
@@ -86,10 +87,13 @@ def with_cheapest_convolutions(
 
 
 def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
-    """The graph in which quantised layers take and return bytes, where that is faster."""
+    """The graph in which quantised layers take and return bytes, where that is faster.
+
+    Files may round a value again for each of its readers, which are one rounding here.
+    """
     if not has_quads(options.target):
         return graph
-    graph = recognise_norms(graph)
+    graph = recognise_norms(merge_common_subexpressions(graph))
     layers = Lowering(graph, options)
 
     def takes_columns(node: Node) -> bool:

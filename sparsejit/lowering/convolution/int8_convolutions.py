@@ -110,7 +110,7 @@ def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
     matrix = _taps(low, node)
     integers, _ = quantised_nonzeros(matrix)
     bias = low.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    epilogue, ends = ends_of(matrix, bias, op, image.steps)
+    epilogue, ends = ends_of(matrix, bias, op, image.steps, low.target)
     weights = np.zeros(integers.shape, np.int8)
     weights[integers.rows, integers.columns] = integers.values
     lowered = LoweredByteDepthwise(windows, weights, ends, epilogue)
@@ -184,6 +184,8 @@ def _depthwise_step(
     return Step(name, node.output.origin, (x,), (result,), emit, facts, divide=divide)
 
 
+# Parts up to which a table takes fewer instructions than a slope: a part of AVX2 is 16 entries.
+_PARTS_BEFORE_SLOPES = {"avx512": 2, "avx2": 0}
 _WORTH_CUTTING = 2.0**31  # what an int32 holds
 
 
@@ -193,7 +195,11 @@ def plain(op: Convolution) -> Convolution:
 
 
 def ends_of(
-    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: Quantisation
+    matrix: SparseMatrix,
+    bias: np.ndarray | None,
+    op: Convolution,
+    x: Quantisation,
+    target: Target,
 ) -> tuple[ByteEpilogue, np.ndarray]:
     """The epilogue that turns a kernel's int32 sums into bytes, and its numbers by row, (out, 3).
 
@@ -210,7 +216,8 @@ def ends_of(
     ends = np.stack([of_sums, start - of_sums * (x.zero_point + ZERO) * weights, late], axis=1)
     most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
     cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
-    return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
+    parts = _PARTS_BEFORE_SLOPES[target.isa]
+    return _epilogue(op.rounding, op.activation, cuts, parts), ends.astype(np.float32)
 
 
 def _ends_of_sums(matrix: SparseMatrix) -> np.ndarray:
@@ -220,7 +227,9 @@ def _ends_of_sums(matrix: SparseMatrix) -> np.ndarray:
     return np.stack([np.ones(len(sums)), -sums, np.zeros(len(sums))], axis=1).astype(np.float32)
 
 
-def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
+def _epilogue(
+    rounding: RoundedResult, activation: Activation, cuts: bool, parts: int
+) -> ByteEpilogue:
     zero, cut = rounding.result.zero_point + ZERO, rounding.read
     least = cut.zero_point + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
     is_cut = activation is Activation.RELU6
@@ -229,17 +238,25 @@ def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> By
         None if each is None else (each.scale / cut.scale, each.zero_point + ZERO)
         for each in (rounding.own, rounding.added)
     )
-    table = None
-    if rounding.table is not None:
-        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.zero_point + ZERO
-    return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
+    made = ByteEpilogue(zero, least, six, cuts, own, added, rounding.late)
+    if rounding.table is None:
+        return made
+    table = (np.array(rounding.table) + ZERO).astype(np.uint8)
+    return made.with_function(table, cut.zero_point + ZERO, parts)
+
+
+def _table_share(op: Convolution, target: Target) -> float:
+    """The share of the parts of a convolution's table that are looked up; 0 without a table."""
+    assert op.rounding is not None
+    parts = _PARTS_BEFORE_SLOPES[target.isa]
+    return _looked_up(_epilogue(op.rounding, op.activation, False, parts))
 
 
 def _looked_up(epilogue: ByteEpilogue) -> float:
     """The code of an epilogue's table, as `QuadCounts` has it."""
     if epilogue.table is None:
         return 0.0
-    return TableParts.of(epilogue.table[0], epilogue.zero).looked_up
+    return TableParts.of(epilogue.whole_table, epilogue.zero).looked_up
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
@@ -258,7 +275,7 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     adds = len(others) == 2 and op.rounding.added is not None
     matrix = _plain_filters(low, node)[0]
     target = low.options.planner.beside(matrix).target
-    looked_up = _looked_up(_epilogue(op.rounding, op.activation, cuts=False))
+    looked_up = _table_share(op, target)
     work = QuadWork(matrix, windows, y, adds, target, looked_up)
     form: QuadForm = plan_quads(work).row.emitter
     reads: tuple[View, ...] = (x,)
@@ -424,7 +441,7 @@ class _Product:
         if self.x is None:
             epilogue, ends = SumEpilogue(), _ends_of_sums(matrix)
         else:
-            epilogue, ends = ends_of(matrix, bias, self.op, self.x)
+            epilogue, ends = ends_of(matrix, bias, self.op, self.x, low.target)
         integers, _ = quantised_nonzeros(matrix)
         windows, form = self.windows, self.form
         target = low.options.planner.beside(matrix).target
@@ -536,7 +553,7 @@ def _work(low: Lowering, node: Node) -> ByteConvolution:
     sizes = x.shape, node.output.shape, node_axes(node), op.groups, adds
     looked_up = 0.0
     if op.rounding is not None:
-        looked_up = _looked_up(_epilogue(op.rounding, op.activation, cuts=False))
+        looked_up = _table_share(op, planner.target)
     return ByteConvolution(*sizes, lambda: _plain_filters(low, node)[0], planner, looked_up)
 
 
