@@ -279,7 +279,8 @@ def _quads_by_taps(form: QuadForm, work: QuadWork) -> QuadPrice:
     moved = windows.planes.bytes + (1 + work.adds) * y.bytes
     quads = quads_of_rows(integers, 1, form)
     sizes = y.samples * y.vectors, y.samples * y.vectors, work.matrix.out_features, quads
-    counts = QuadCounts(form, *sizes, 0.0, windows.met_bytes, work.adds, moved)
+    last = windows.met_bytes, work.adds, moved, work.looked_up
+    counts = QuadCounts(form, *sizes, 0.0, *last)
     return QuadPrice(price_quads(counts, target), fours_cost(windows.planes, target).ns)
 
 

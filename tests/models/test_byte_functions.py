@@ -217,8 +217,13 @@ def test_every_byte_is_looked_up(kind: str) -> None:
     np.testing.assert_array_equal(y + np.uint8(zero_point), table[x])
 
 
-@pytest.mark.parametrize("shift", [-128, 5, 127])
-@pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU6])
+@pytest.mark.parametrize(
+    ("activation", "shift"),
+    [
+        *((Activation.NONE, shift) for shift in (-128, 5, 127)),
+        *((Activation.RELU6, shift) for shift in (-128, 5)),  # with 127 y is one number
+    ],
+)
 @pytest.mark.parametrize("samples", [1, 2])
 def test_rows_of_one_input_have_tables_of_their_own(
     activation: Activation, shift: int, samples: int, monkeypatch: pytest.MonkeyPatch
