@@ -104,11 +104,10 @@ def _index_of(bits: int, isa: str, *dtypes: DType) -> dict[tuple[str, DType], fl
 class Family:
     """A row of the table: an algorithm at `levels`, for `dtypes`.
 
-    With AVX-512 it needs the sets in `requires` too; with AVX2 it needs no more.
-
-    `source` cites the idea. `steps` has the code size and cycles of each kind of step that only
-    this family has. `stages_at` has the stages of levels with code of their own. `Template`
-    explains the other fields.
+    With AVX-512 it needs the sets in `requires` too; with AVX2 it needs no more. `source` cites
+    the idea. `steps` has the code size and cycles of each kind of step that only this family has.
+    `stages_at` has the stages of levels with code of their own. `Template` explains the other
+    fields.
     """
 
     name: str
@@ -252,10 +251,7 @@ FAMILIES = (
         "int8-dense",
         Stages(int8_dense.expect, int8_dense.lower, int8_dense.emit),
         *(_BOTH, (_INT8,), "outer products in registers: Goto and van de Geijn 2008"),
-        {
-            int8_dense.KIND: StepKind({(isa, _INT8): 0.1 for isa in _BOTH}, weights_a_lane=4),
-            int8_dense.SIGNED_KIND: StepKind({("avx2", _INT8): 0.1}, weights_a_lane=4),
-        },
+        {"int8-dense": StepKind({(isa, _INT8): 0.1 for isa in _BOTH}, weights_a_lane=4)},
         frozenset({"avx512_vnni"}),
         most_inputs=int8_dense.MOST_INPUTS,
     ),

@@ -51,7 +51,7 @@ from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, r8, rcx, rdx, rsp, xmm
 from sparsejit.x86.routines import call_routine, reserve, slots
 
-KIND, SIGNED_KIND = "int8-dense", "int8-dense-signed"  # with `vpdpbusd`, and without
+KIND = "int8-dense"
 MOST_INPUTS = 1 << 18  # bytes of the stack
 _TURN_STEPS = 64  # about, in the code of a turn
 # While x is quantised; the registers before them are free.
@@ -76,11 +76,6 @@ class _ByteForm:
     finishing: int
     vector: float
     quad: int
-
-    @property
-    def kind(self) -> str:
-        """The kind of step."""
-        return KIND if self.multiply else SIGNED_KIND
 
     @property
     def offset(self) -> int:
@@ -145,7 +140,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     rest = 20 + int(form.vector * vectors) + groups * form.quad * quads
     rest += groups * target.core.layouts.dense_group[target.isa]
     pool_bytes = steps * target.vector_bytes + 12 * matrix.out_features
-    return Counts.of(matrix, target, DType.INT8, Work(form.kind, steps + rest), pool_bytes)
+    return Counts.of(matrix, target, DType.INT8, Work(KIND, steps + rest), pool_bytes)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> DenseBytes:

@@ -120,6 +120,8 @@ def test_the_cost_of_a_group_of_rows_does_not_hide_the_place_of_weights() -> Non
     """int8 pays for the scale of x in every group that is counted, and once in a part."""
     weights = block_weights((256, 2048), 0.01, 1)
     weights[:128] = block_weights((128, 2048), 0.2, 1)
-    kernel = sparsejit.compile_matrix(weights, dtype="int8", threads=2)
+    # With AVX2 the work of the cheapest kernel, `int8-dense`, does not follow the zeros.
+    strategy = "auto" if Target.detect().isa == "avx512" else "int8-pairs"
+    kernel = sparsejit.compile_matrix(weights, dtype="int8", strategy=strategy, threads=2)
     first, second = (part.matrix.nnz for part in kernel.split.parts)
     assert 0.5 < first / second < 2

@@ -57,7 +57,7 @@ ZEN4 = Core(
         for key, price in STEPS.items()
     }
     | {
-        ("int8-dense-signed", "avx2", "int8"): StepPrice(1.05, "20x480 in 190 ns, 480x20 in 120"),
+        ("int8-dense", "avx2", "int8"): StepPrice(1.05, "20x480 in 190 ns, 480x20 in 120"),
         ("int8-pairs", "avx2", "int8"): StepPrice(1.4, "256x256 at 10 % in 1.41 us"),
     },
     folding=ZEN5.folding,

@@ -90,7 +90,6 @@ STEPS = {
     ),
     ("int8-dense", "avx512", "int8"): StepPrice(0.55, "assumed: two loads a cycle"),
     ("int8-dense", "avx2", "int8"): StepPrice(2.1, "assumed: twice Zen 4's, until it is timed"),
-    ("int8-dense-signed", "avx2", "int8"): StepPrice(2.1, "assumed: twice Zen 4's, until timed"),
     ("int8-pairs", "avx512", "int8"): StepPrice(1.5, "A in 610 ns, C90 in 10.9 us"),
     ("int8-pairs", "avx2", "int8"): StepPrice(1.15, "A in 970 ns, C90 in 15.4 us"),
 }
