@@ -115,7 +115,7 @@ def _beside(
     width = x.shape[1] - len(columns) + products
     own_x = Value(TensorType((x.shape[0], width), Element.FLOAT64), x.origin)
     constants, nodes = dict(graph.constants), []
-    kept_of: dict[Value, tuple[Value, Array]] = {}  # by what was scaled
+    kept_of: dict[Value, tuple[Value, Array]] = {}  # by the scaled columns before
 
     def constant(array: Array, element: Element) -> Value:
         value = Value(TensorType(array.shape, element), x.origin)
