@@ -19,6 +19,7 @@ from sparsejit.frontends.writing import (
 )
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.ops.convolution import DynamicConvolution, PoolingKind
+from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.spec import LARGEST_INT8
 from sparsejit.ir.values import Value
 from sparsejit.whole_numbers import ceil_div
@@ -81,12 +82,14 @@ def conv_integer(write: Writer, call: Call) -> Value:
     matrix = write.known(weight)
     terms = prod(weight.shape[1:])
     by_output = weight if matrix is None else write.constant(matrix.reshape(-1, terms).T, "taps")
-    if not quantisation.sums_are_exact(write, call, by_output, terms):
+    most = quantisation.largest_sum(write, by_output, terms)
+    if not call.is_read_as_float and most >= quantisation.ROUNDED_IN_FLOAT32:
         raise Unmapped(f"sums {terms} products of bytes, which float32 rounds; cast it to floats")
-    found = _by_steps_of_the_call(write, call, weight)
-    if found is not None:
-        return found
-    return _conv(write, call, quantisation.centred(write, call, 0, 2, 1, rank), weight, None)
+    sums = _by_steps_of_the_call(write, call, weight)
+    if sums is None:
+        x = quantisation.centred(write, call, 0, 2, 1, rank)
+        sums = _conv(write, call, x, weight, None)
+    return sums if call.is_read_as_float else write.one(Pointwise("round"), sums)
 
 
 def _by_steps_of_the_call(write: Writer, call: Call, weight: Value) -> Value | None:

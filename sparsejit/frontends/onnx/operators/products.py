@@ -160,8 +160,14 @@ def gemm(write: Writer, call: Call) -> Value:
 def matmul_integer(write: Writer, call: Call) -> Value:
     """(a - its zero point) @ (b - its zero point) of bytes, as floats if these are exact."""
     given, b = call.value(write, 0), quantisation.centred_weights(write, call, 1, 3)
-    if quantisation.sums_are_exact(write, call, b, given.shape[-1]):
+    if call.is_read_as_float:
         return quantisation.product_of_steps(write, call, 0, 2, b)
+    if quantisation.largest_sum(write, b, given.shape[-1]) <= quantisation.WHOLE_IN_FLOAT32:
+        if write.known(b) is None:
+            return quantisation.product_of_steps(write, call, 0, 2, b)
+        found = quantisation.product_of_bytes(write, given, call.operand(2), b)
+        if found is not None:
+            return found
     rank = len(given.shape)
     a = quantisation.centred(write, call, 0, 2, -2 if rank > 1 else -1, rank)
     return products.matmul(write, *(write.cast(each, Element.INT64) for each in (a, b)))

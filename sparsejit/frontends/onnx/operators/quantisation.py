@@ -27,7 +27,10 @@ _STEPS = 255  # of uint8
 _DIFFERENCE = Pointwise("sub")  # of floats, whatever the model's dtypes
 
 # The largest byte minus its zero point; and float32 holds all whole numbers up to this one.
-LARGEST_CENTRED, _WHOLE_IN_FLOAT32 = 255, 1 << 24
+LARGEST_CENTRED, WHOLE_IN_FLOAT32 = 255, 1 << 24
+# Kernels may change a known float32 weight by 2**-17 of it: sums below this are off by less than a
+# half.
+ROUNDED_IN_FLOAT32 = 1 << 16
 
 
 def quantize(write: Writer, call: Call) -> Value:
@@ -154,19 +157,16 @@ def product_of_bytes(
     return write.pointwise("add", product, added)
 
 
-def sums_are_exact(write: Writer, call: Call, weights: Value, terms: int) -> bool:
-    """Whether float32 sums of products of bytes are exact, or readers cast them to floats anyway.
+def largest_sum(write: Writer, weights: Value, terms: int) -> float:
+    """The largest magnitude of a sum of products of bytes, and of its parts.
 
     `weights` are minus their zero point, with outputs on the last axis of a matrix. Each sum has
     `terms` products.
     """
-    if call.is_read_as_float:
-        return True
     known = write.known(weights)
     if known is None or known.ndim != 2:
-        return terms * LARGEST_CENTRED**2 <= _WHOLE_IN_FLOAT32
-    largest = np.abs(known).sum(axis=0).max(initial=0) * LARGEST_CENTRED
-    return bool(largest <= _WHOLE_IN_FLOAT32)
+        return terms * LARGEST_CENTRED**2
+    return float(np.abs(known).sum(axis=0).max(initial=0) * LARGEST_CENTRED)
 
 
 def _dtype(call: Call) -> Dtype:
