@@ -103,14 +103,10 @@ class CallSteps(NamedTuple):
     zero_point: Memory
 
 
-def emit_to_bytes(
-    asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuantisation | CallSteps
-) -> None:
-    """Append code that rounds x at rdi to planes whose first position is at rsi, gaps included."""
-    is_narrow, kind = asm.target.isa == "avx2", ByteRounding
-    if isinstance(steps, CallSteps):
-        kind = DividingRounding
-    rounding = kind(*(vector(asm, 12 + number) for number in range(4)))
+def _rounding(asm: Assembler, steps: ByteQuantisation | CallSteps) -> ByteRounding:
+    """Append code that loads the constants of a rounding; return it."""
+    registers = [vector(asm, 12 + number) for number in range(4)]
+    rounding = (DividingRounding if isinstance(steps, CallSteps) else ByteRounding)(*registers)
     place = asm.literal(np.array([_LARGEST], np.float32))
     asm.emit("vbroadcastss", rounding.largest, Literal(place))
     if isinstance(steps, CallSteps):
@@ -122,6 +118,14 @@ def emit_to_bytes(
         asm.emit("vbroadcastss", rounding.reciprocal, Literal(place))
         _spread(asm, rounding.zero_point, steps.zero_point)
     zero(asm, rounding.empty)
+    return rounding
+
+
+def emit_to_bytes(
+    asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuantisation | CallSteps
+) -> None:
+    """Append code that rounds x at rdi to planes whose first position is at rsi, gaps included."""
+    is_narrow, rounding = asm.target.isa == "avx2", _rounding(asm, steps)
     fill_planes(asm, y, steps.zero_point)
     parts, order = [ymm(number) for number in range(4)], ymm(4)
     if is_narrow:
