@@ -155,7 +155,8 @@ def test_the_first_call_and_later_ones_keep_the_caller_s_registers(
 
 # iced-x86's names of instruction sets that are not ours in capitals, or that AVX implies.
 ICED = {"avx512_vbmi": "avx512vbmi", "avx512_ifma": "avx512ifma"}
-ICED.update(dict.fromkeys(("intel386", "intel486", "x64", "sse", "sse2", "cmov"), "avx"))
+PLAIN = ("intel8086", "intel386", "intel486", "x64", "sse", "sse2", "cmov")
+ICED.update(dict.fromkeys(PLAIN, "avx"))
 FEATURES = {number: name.lower() for name, number in vars(iced_x86.CpuidFeature).items()
             if isinstance(number, int)}  # fmt: skip
 
