@@ -67,9 +67,10 @@ def test_more_weights_and_columns_cost_no_less(row: Template, core: str) -> None
 
 @every_core
 @pytest.mark.parametrize("isa", ["avx512", "avx2"])
-def test_what_a_model_is_called_with_comes_from_beyond_l2(core: str, isa: str) -> None:
+def test_inputs_of_a_model_come_from_beyond_l2(core: str, isa: str) -> None:
     target = target_with(core, isa)
-    near, far = (copy_cost(target.l2_bytes // 2, target, is_far) for is_far in (False, True))
-    assert near.bound == "data from L2" and far.bound == "data from L3"
-    assert near.ns < far.ns
+    costs = [copy_cost(target.l2_bytes // 2, target, is_far) for is_far in (False, True)]
+    assert [cost.bound for cost in costs] == ["data from L2", "data from L3"]
+    near, far = (cost.ns for cost in costs)
+    assert near < far
     assert copy_cost(1 << 40, target, is_far=True) == copy_cost(1 << 40, target)
