@@ -198,7 +198,7 @@ def test_a_rate_that_calls_give_is_the_same_for_all_streams() -> None:
 @needs_silero
 def test_many_streams_need_no_more_weights_than_one() -> None:
     one, many = silero(1).stats, silero(64).stats
-    assert many["kernels"] <= 1.4 * one["kernels"]
+    assert many["kernels"] <= 1.5 * one["kernels"]
     sizes = [each["code_bytes"] + each["pool_bytes"] for each in (one, many)]
     assert sizes[1] <= 1.3 * sizes[0]
 
