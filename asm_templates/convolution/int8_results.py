@@ -1,6 +1,6 @@
 """Conversion of int32 sums to bytes: scale, bias, addition of another image, rounding, gaps.
 
-    ByteEpilogue    what becomes of sums: bytes; `SumEpilogue`: floats
+    ByteEpilogue    parameters that turn sums into bytes; `SumEpilogue`: into floats
     ByteResults     the code for bytes with AVX-512, `NarrowByteResults` with AVX2
     SumResults      the code for floats, at both levels
 
@@ -20,6 +20,7 @@ a permutation puts the packed bytes in order.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.int8_tables import ANY_PARTS, TableParts, look_up
 from sparsejit.asm_templates.shared.rows import zero
-from sparsejit.whole_numbers import ceil_div
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     VECTOR_BYTES,
@@ -235,6 +236,16 @@ class ByteEpilogue:
         read = np.pad(self.table, (0, _PART * self.parts - self.table.size), mode="edge")
         return np.pad(read, (0, _PARTS * _PART - read.size), constant_values=self.zero)
 
+    @cached_property
+    def table_parts(self) -> TableParts | None:
+        """The table as the code of AVX2 reads it; None if there is none."""
+        return None if self.table is None else TableParts.of(self.whole_table, self.zero)
+
+    @property
+    def looked_up(self) -> float:
+        """The instructions of the table's code, as a share of the most of any; 0 without one."""
+        return 0.0 if self.table_parts is None else self.table_parts.looked_up
+
     @property
     def is_of_sums(self) -> bool:
         """Whether y depends on sums alone, by one rounding and a table: see `bytes_of`."""
@@ -275,7 +286,9 @@ class ByteEpilogue:
 
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return the bytes that the code of AVX-512 reads: constants, and the table behind them."""
-        return _before(b"" if self.table is None else self.whole_table.tobytes(), self.words())
+        if self.table is None:
+            return np.frombuffer(self.words(), np.uint8)
+        return _before_table(self.words(), self.whole_table.tobytes())
 
 
 _Floats = npt.NDArray[np.float32]
@@ -296,10 +309,9 @@ def fused(x: _Floats, factor: _Floats, addend: _Floats) -> _Floats:
     return np.where((error != 0) & is_even, other, total).astype(np.float32)
 
 
-def _before(table: bytes, words: bytes) -> npt.NDArray[np.uint8]:
-    """Return words and the table behind them, at the next multiple of `_ALIGNMENT`."""
-    behind = bytes(-len(words) % _ALIGNMENT) if table else b""
-    return np.frombuffer(words + behind + table, np.uint8)
+def _before_table(words: bytes, table: bytes) -> npt.NDArray[np.uint8]:
+    """Return words, and the table at its place behind them."""
+    return np.frombuffer(words.ljust(round_up(len(words), _ALIGNMENT), b"\0") + table, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -311,6 +323,7 @@ class SumEpilogue:
 
     element_bytes: ClassVar[int] = 4  # of y
     code: ClassVar[tuple[str, ...]] = ("sums",)
+    looked_up: ClassVar[float] = 0.0  # it has no table
 
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return four bytes, which no code reads."""
@@ -319,7 +332,7 @@ class SumEpilogue:
 
 def _table_place(copies: int) -> int:
     """Return the bytes from the constants to the table."""
-    return ceil_div(4 * copies * len(_WORDS), _ALIGNMENT) * _ALIGNMENT
+    return round_up(4 * copies * len(_WORDS), _ALIGNMENT)
 
 
 def pack_results(
@@ -527,8 +540,7 @@ class NarrowByteResults:
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
-        is_plain = epilogue.table is None
-        self.parts = None if is_plain else TableParts.of(epilogue.whole_table, epilogue.zero)
+        self.parts = epilogue.table_parts
 
     @property
     def code(self) -> Hashable:
@@ -538,8 +550,10 @@ class NarrowByteResults:
 
     def constants(self) -> npt.NDArray[np.uint8]:
         """Return the bytes that the code reads: constants, and the table behind them."""
-        table = b"" if self.parts is None else self.parts.entries
-        return _before(table, self.epilogue.words(self._COPIES))
+        words = self.epilogue.words(self._COPIES)
+        if self.parts is None:
+            return np.frombuffer(words, np.uint8)
+        return _before_table(words, self.parts.entries)
 
     @classmethod
     def _constant(cls, name: int) -> Memory:

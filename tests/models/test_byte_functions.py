@@ -74,8 +74,9 @@ def with_rounding(case: Case, rounding: RoundedResult) -> Graph:
     return s.finish(s(replace(node.op, rounding=rounding), x, *others))
 
 
-def integers_of(graph: Graph, x: Array, target: Target) -> Array:
-    found = run_built(built_model(lower_model(graph, ModelOptions(target))), [x[None]])
+def integers_of(graph: Graph, inputs: list[Array], target: Target) -> Array:
+    built = built_model(lower_model(graph, ModelOptions(target)))
+    found = run_built(built, [x[None] for x in inputs])
     return np.rint(found.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
 
 
@@ -92,7 +93,7 @@ def test_a_table_says_what_becomes_of_a_byte(
     own = case.steps[1]
     graph = with_rounding(case, RoundedResult(RESULT, own, table=table))
     (x,) = case.inputs(case.graph())
-    found = integers_of(graph, x, target)
+    found = integers_of(graph, [x], target)
     integers, near = case.wanted([x])
     wanted = np.array(table)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
@@ -117,10 +118,7 @@ def test_bytes_in_other_steps_are_multiplied(
     first = case.steps[1] if not adds or case.rounds_first else None
     graph = with_rounding(case, RoundedResult(RESULT, first, table=tuple(table), **sums))
     inputs = case.inputs(graph)
-    run = run_built(
-        built_model(lower_model(graph, ModelOptions(target))), [x[None] for x in inputs]
-    )
-    found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
+    found = integers_of(graph, inputs, target)
     integers, near = case.wanted(inputs)
     wanted = np.array(table)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
@@ -137,7 +135,7 @@ def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool, target: Ta
         more = {"summed": read, "table": TABLE}
     graph = with_rounding(CASE, RoundedResult(RESULT, own, late=True, **more))
     (x,) = CASE.inputs(CASE.graph())
-    found = integers_of(graph, x, target)
+    found = integers_of(graph, [x], target)
     weights, scale = CASE.integers
     shifted = quantised(x, CASE.steps[0]) - CASE.steps[0].zero_point
     sums = np.einsum("ncij,oc->noij", shifted, weights[..., 0, 0])
@@ -166,10 +164,7 @@ def test_a_table_follows_a_sum(
     rounding = RoundedResult(RESULT, own if rounds_first else None, added, False, summed, table)
     graph = with_rounding(case, rounding)
     inputs = case.inputs(graph)
-    run = run_built(
-        built_model(lower_model(graph, ModelOptions(target))), [x[None] for x in inputs]
-    )
-    found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
+    found = integers_of(graph, inputs, target)
     integers, near = case.wanted(inputs)
     wanted = np.array(table)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])

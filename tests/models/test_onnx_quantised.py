@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from onnx import helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from test_onnx import graph_model
 
@@ -223,47 +223,18 @@ def test_weights_that_the_file_quantises_itself() -> None:
     assert_within_a_step(model, inputs(np.uint8(3), 24, 28))
 
 
-def test_operators_of_integers_are_layers_in_int8(always_int8: bool) -> None:
-    """QLinearConv is DequantizeLinear, Conv and QuantizeLinear; the next one reads its steps."""
+def assert_integers_are_layers(between: list[NodeProto], always_int8: bool) -> None:
+    """Two QLinearConv: the second reads the integers of `between`, whose first node reads "one"."""
     weights = sparse_bytes((16, 16, 1, 1), 0.5)
     model = convolution_model(weights, np.uint8(90), 16)
     graph = model.graph
     steps = ["x_scale", "zero"]
     inner = ["w", "w_scale", "w_zero", "y_scale", "zero", "b"]
+    last = between[-1].output[0] if between else "one"
     nodes = [
         helper.make_node("QuantizeLinear", ["x", *steps], ["q"]),
         helper.make_node("QLinearConv", ["q", *steps, *inner], ["one"]),
-        helper.make_node("QLinearConv", ["one", "y_scale", "zero", *inner[:5]], ["two"]),
-        helper.make_node("DequantizeLinear", ["two", "y_scale", "zero"], ["y"]),
-    ]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    found = sparsejit.compile(model).graph.nodes
-    kinds = [node.op.dtype for node in found if isinstance(node.op, Convolution)]
-    assert kinds == [DType.INT8 if always_int8 else DType.FLOAT32] * 2
-    assert_within_a_step(model, inputs(np.uint8(90), 16, 9))
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of the reference
-@pytest.mark.parametrize("between", ["MaxPool", "Transpose", "both"])
-def test_integers_are_pooled_and_viewed_between_layers(between: str, always_int8: bool) -> None:
-    """As the QOperator format has them, without DequantizeLinear around them."""
-    weights = sparse_bytes((16, 16, 1, 1), 0.5)
-    model = convolution_model(weights, np.uint8(90), 16)
-    graph = model.graph
-    steps = ["x_scale", "zero"]
-    inner = ["w", "w_scale", "w_zero", "y_scale", "zero", "b"]
-    pooled = helper.make_node("MaxPool", ["one"], ["pooled"], kernel_shape=[3, 3])
-    last = "one" if between == "Transpose" else "pooled"
-    turned = helper.make_node("Transpose", [last], ["turned"], perm=[0, 1, 3, 2])
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", *steps], ["q"]),
-        helper.make_node("QLinearConv", ["q", *steps, *inner], ["one"]),
-        *([] if between == "Transpose" else [pooled]),
-        *([] if between == "MaxPool" else [turned]),
-    ]
-    last = nodes[-1].output[0]
-    nodes += [
+        *between,
         helper.make_node("QLinearConv", [last, "y_scale", "zero", *inner[:5]], ["two"]),
         helper.make_node("DequantizeLinear", ["two", "y_scale", "zero"], ["y"]),
     ]
@@ -273,6 +244,22 @@ def test_integers_are_pooled_and_viewed_between_layers(between: str, always_int8
     kinds = [node.op.dtype for node in found if isinstance(node.op, Convolution)]
     assert kinds == [DType.INT8 if always_int8 else DType.FLOAT32] * 2
     assert_within_a_step(model, inputs(np.uint8(90), 16, 9))
+
+
+def test_operators_of_integers_are_layers_in_int8(always_int8: bool) -> None:
+    """QLinearConv is DequantizeLinear, Conv and QuantizeLinear; the next one reads its steps."""
+    assert_integers_are_layers([], always_int8)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of the reference
+@pytest.mark.parametrize("between", ["MaxPool", "Transpose", "both"])
+def test_integers_are_pooled_and_viewed_between_layers(between: str, always_int8: bool) -> None:
+    """As the QOperator format has them, without DequantizeLinear around them."""
+    last = "one" if between == "Transpose" else "pooled"
+    pooled = helper.make_node("MaxPool", ["one"], ["pooled"], kernel_shape=[3, 3])
+    turned = helper.make_node("Transpose", [last], ["turned"], perm=[0, 1, 3, 2])
+    nodes = {"MaxPool": [pooled], "Transpose": [turned], "both": [pooled, turned]}
+    assert_integers_are_layers(nodes[between], always_int8)
 
 
 def test_weights_beyond_int8_stay_float32() -> None:

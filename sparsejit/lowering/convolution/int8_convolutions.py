@@ -42,7 +42,6 @@ from sparsejit.asm_templates.convolution.int8_planes import (
 )
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue, SumEpilogue
 from sparsejit.asm_templates.convolution.int8_row_pairs import emit_row_pairs, pair_rows
-from sparsejit.asm_templates.convolution.int8_tables import TableParts
 from sparsejit.asm_templates.convolution.int8_tap_pairs import emit_tap_pairs, has_room, pair_taps
 from sparsejit.asm_templates.convolution.int8_tap_words import emit_tap_words, word_taps
 from sparsejit.asm_templates.convolution.int8_taps import TapFours, in_order, tap_fours
@@ -165,7 +164,7 @@ def _depthwise_step(
         return replace(made, share=f"channels {first} to {end - 1}")
 
     shapes = () if paired is None else paired.shapes
-    cost = byte_depthwise_cost(windows, low.target, shapes, _looked_up(lowered.epilogue))
+    cost = byte_depthwise_cost(windows, low.target, shapes, lowered.epilogue.looked_up)
     weights = lowered.weights.size
     taps = "two" if paired is not None and not by_words else "four"
     operations = 2 * weights * windows.y.samples * windows.y.rows * windows.y.columns
@@ -216,8 +215,7 @@ def ends_of(
     ends = np.stack([of_sums, start - of_sums * (x.zero_point + ZERO) * weights, late], axis=1)
     most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
     cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
-    parts = _PARTS_BEFORE_SLOPES[target.isa]
-    return _epilogue(op.rounding, op.activation, cuts, parts), ends.astype(np.float32)
+    return _epilogue(op.rounding, op.activation, cuts, target), ends.astype(np.float32)
 
 
 def _ends_of_sums(matrix: SparseMatrix) -> np.ndarray:
@@ -228,7 +226,7 @@ def _ends_of_sums(matrix: SparseMatrix) -> np.ndarray:
 
 
 def _epilogue(
-    rounding: RoundedResult, activation: Activation, cuts: bool, parts: int
+    rounding: RoundedResult, activation: Activation, cuts: bool, target: Target
 ) -> ByteEpilogue:
     zero, cut = rounding.result.zero_point + ZERO, rounding.read
     least = cut.zero_point + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
@@ -242,21 +240,14 @@ def _epilogue(
     if rounding.table is None:
         return made
     table = (np.array(rounding.table) + ZERO).astype(np.uint8)
+    parts = _PARTS_BEFORE_SLOPES[target.isa]
     return made.with_function(table, cut.zero_point + ZERO, parts)
 
 
 def _table_share(op: Convolution, target: Target) -> float:
     """The share of the parts of a convolution's table that are looked up; 0 without a table."""
     assert op.rounding is not None
-    parts = _PARTS_BEFORE_SLOPES[target.isa]
-    return _looked_up(_epilogue(op.rounding, op.activation, False, parts))
-
-
-def _looked_up(epilogue: ByteEpilogue) -> float:
-    """The code of an epilogue's table, as `QuadCounts` has it."""
-    if epilogue.table is None:
-        return 0.0
-    return TableParts.of(epilogue.whole_table, epilogue.zero).looked_up
+    return _epilogue(op.rounding, op.activation, False, target).looked_up
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
@@ -445,9 +436,14 @@ class _Product:
         integers, _ = quantised_nonzeros(matrix)
         windows, form = self.windows, self.form
         target = low.options.planner.beside(matrix).target
-        looked_up = _looked_up(epilogue) if isinstance(epilogue, ByteEpilogue) else 0.0
         work = QuadWork(
-            matrix, windows, self.part, self.adds, target, looked_up, to_sums=self.x is None
+            matrix,
+            windows,
+            self.part,
+            self.adds,
+            target,
+            epilogue.looked_up,
+            to_sums=self.x is None,
         )
         cost = plan_quads(work, form).price.cost
         if self.taps is not None:
